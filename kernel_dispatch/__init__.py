@@ -1,0 +1,73 @@
+"""kernel_dispatch: `torch.compile(model, backend="unified")`, and what it did.
+
+Importing this package starts no device, loads no vendor library and changes no global setting.
+The backend itself is registered by an entry point; nothing has to be imported to use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernel_dispatch._version import __version__
+
+if TYPE_CHECKING:
+    from kernel_dispatch.backend import reset, unified
+    from kernel_dispatch.devices import available_targets
+    from kernel_dispatch.explaining import Explanation, explain
+    from kernel_dispatch.facts import GraphFacts
+    from kernel_dispatch.reporting import Fallback, GraphReport, Report, report
+    from kernel_dispatch.selection import Plan
+    from kernel_dispatch.settings import Settings, configure, list_levels, list_options
+    from lowering.errors import (
+        BackendNotAvailableError,
+        RegistrationError,
+        SettingError,
+        StrictModeError,
+        UnifiedError,
+        UnifiedWarning,
+    )
+    from lowering.levels import Level
+    from lowering.reasons import Reason
+
+# public name -> where it lives; loaded when first used, so that the import stays light.
+_PUBLIC = {
+    "unified": "kernel_dispatch.backend",
+    "reset": "kernel_dispatch.backend",
+    "available_targets": "kernel_dispatch.devices",
+    "explain": "kernel_dispatch.explaining",
+    "Explanation": "kernel_dispatch.explaining",
+    "GraphFacts": "kernel_dispatch.facts",
+    "report": "kernel_dispatch.reporting",
+    "Report": "kernel_dispatch.reporting",
+    "GraphReport": "kernel_dispatch.reporting",
+    "Fallback": "kernel_dispatch.reporting",
+    "Plan": "kernel_dispatch.selection",
+    "Settings": "kernel_dispatch.settings",
+    "configure": "kernel_dispatch.settings",
+    "list_levels": "kernel_dispatch.settings",
+    "list_options": "kernel_dispatch.settings",
+    "Level": "lowering.levels",
+    "Reason": "lowering.reasons",
+    "UnifiedError": "lowering.errors",
+    "SettingError": "lowering.errors",
+    "BackendNotAvailableError": "lowering.errors",
+    "StrictModeError": "lowering.errors",
+    "RegistrationError": "lowering.errors",
+    "UnifiedWarning": "lowering.errors",
+}
+
+__all__ = [*_PUBLIC, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kernel_dispatch' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

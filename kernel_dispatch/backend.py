@@ -1,0 +1,200 @@
+"""The backend: one function of named stages. settings -> facts -> plan -> compile -> guard."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from kernel_dispatch import caches, debug, devices, dynamo, placement, reporting
+from kernel_dispatch.facts import GraphFacts, collect
+from kernel_dispatch.guard import Guard, with_threads
+from kernel_dispatch.reporting import GraphReport
+from kernel_dispatch.selection import Plan, plan
+from kernel_dispatch.settings import Settings, resolve
+from lowering import providers, targets
+from lowering.contract import Compiled, Graph, Request
+from lowering.errors import UnifiedError
+from lowering.graphs import clone, lean_clone
+from lowering.reasons import Reason
+
+log = logging.getLogger(__name__)
+
+# Inductor's config patches are scoped but global, so two compilations must not interleave.
+_compiling = threading.RLock()
+
+
+def unified(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **unknown_kwargs: Any,
+) -> Graph:
+    """`torch.compile(model, backend="unified")` ends up here, once for every graph.
+
+    Keyword arguments that a newer torch adds are accepted and noted in the report.
+    """
+    try:
+        with _compiling:
+            return _pipeline(gm, example_inputs, mode, options, unknown_kwargs)
+    except UnifiedError as error:
+        raise dynamo.visible(error) from error.__cause__
+
+
+def reset() -> None:
+    """Called by torch.compiler.reset(): forget graphs and what was asked of the machine."""
+    reporting.clear()
+    devices.forget()
+    placement.forget()
+
+
+unified.reset = reset  # type: ignore[attr-defined]
+
+
+def _pipeline(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    unknown_kwargs: Mapping[str, Any],
+) -> Graph:
+    seconds: dict[str, float] = {}
+    with _timed("settings", seconds):
+        settings = resolve(mode, options)
+    with _timed("facts", seconds):
+        facts = collect(gm, example_inputs)
+    with _timed("plan", seconds):
+        chosen = plan(facts, settings, devices.this_machine())
+    record = _open(gm, settings, facts, chosen, seconds, unknown_kwargs)
+    eager = lean_clone(gm).forward
+    with _timed("compile", seconds), caches.observed(record.cache):
+        provider, compiled = _compile(gm, example_inputs, record, eager)
+    record.provider, record.regions = provider, compiled.regions
+    record.notes += compiled.notes
+    debug.trace(gm, record)
+    log.info("%s", record)
+    return Guard(
+        record,
+        provider,
+        with_threads(compiled.run, settings.threads),
+        with_threads(eager, settings.threads),
+        written=facts.written_inputs,
+        written_unknown=dynamo.writes_inputs() and not facts.written_inputs,
+    )
+
+
+@contextlib.contextmanager
+def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = time.perf_counter() - start
+
+
+def _open(
+    gm: fx.GraphModule,
+    settings: Settings,
+    facts: GraphFacts,
+    chosen: Plan,
+    seconds: dict[str, float],
+    unknown_kwargs: Mapping[str, Any],
+) -> GraphReport:
+    """Start the graph's record, and say at once what is already known to fall short."""
+    owner, function = dynamo.owner()
+    compile_id, version = dynamo.compile_id()
+    record = reporting.open_record(
+        owner=reporting.origin(owner),
+        compile_id=compile_id,
+        function=str(unknown_kwargs.get("name") or function),
+        settings=settings,
+        facts=facts,
+        plan=chosen,
+        graph_break=dynamo.graph_break(gm),
+        recompile_reason=dynamo.recompile_reason() if version else "",
+        provider=chosen.provider,
+        seconds=seconds,
+    )
+    for name in sorted(set(unknown_kwargs) - {"name"}):
+        record.notes.append(str(Reason("unexpected-kwargs", f"torch passed {name}=, not used")))
+    _say_what_falls_short(record, version)
+    return record
+
+
+def _say_what_falls_short(record: GraphReport, version: int) -> None:
+    chosen = record.plan
+    for reason in chosen.refused_wish[:1]:
+        wish = str(record.settings.device)
+        reporting.fell_back(record, "plan", wish, f"{chosen.target}/{chosen.provider}", reason)
+    for reason in chosen.missing:
+        reporting.fell_back(record, "plan", reason.text.split(":")[0], chosen.provider, reason)
+    limit = dynamo.recompile_limit()
+    if limit is not None and version and version + 1 == limit:
+        text = (
+            f"{record.function} ({record.place}) has been compiled {limit} times, which is Dynamo's "
+            f"recompile limit: one more change and it runs uncompiled. The failing guard: "
+            f"{record.recompile_reason or 'unknown'}. Use dynamic=True, or raise "
+            f"torch._dynamo.config.recompile_limit."
+        )
+        reporting.warn_once(record, Reason("recompile-limit", text, record.place))
+
+
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport, eager: Graph
+) -> tuple[str, Compiled]:
+    """The plan's providers in turn: the first whose compile function succeeds."""
+    chosen = record.plan
+    if chosen.move_to is not None:
+        refused = placement.refusals(gm, record.facts)
+        if not refused:
+            moved = placement.place(gm, record, _compile_on_target)
+            return chosen.provider, Compiled(run=moved)
+        for reason in refused[:1]:
+            reporting.fell_back(record, "plan", chosen.provider, "eager", reason)
+        return "eager", Compiled(run=eager)
+    return _compile_on_target(gm, example_inputs, record)
+
+
+def _compile_on_target(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport
+) -> tuple[str, Compiled]:
+    names = record.plan.providers
+    for position, name in enumerate(names):
+        provider = providers.get(name)
+        assert provider.compile is not None, f"{name} has a whole-graph row and no compile()"
+        try:
+            return name, provider.compile(_request(clone(gm), example_inputs, record))
+        except dynamo.control_flow_errors():
+            raise
+        except Exception as error:
+            if dynamo.minifying() or name == "eager":
+                raise
+            following = names[position + 1] if position + 1 < len(names) else "eager"
+            reason = Reason("compile-failed", str(error) or repr(error), record.place)
+            reporting.fell_back(record, "compile", name, following, reason, error)
+    return "eager", Compiled(run=lean_clone(gm).forward)
+
+
+def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport) -> Request:
+    settings, target = record.settings, targets.find(record.plan.target)
+    wanted = target.inductor_config if target is not None else None
+    config = wanted(settings.level) if wanted is not None else {}
+    return Request(
+        graph=gm,
+        example_inputs=example_inputs,
+        level=settings.level,
+        training=record.facts.training,
+        region_rows=record.plan.region_rows,
+        mode=settings.mode,
+        threads=settings.threads,
+        target_config=config,
+        inductor_config=dict(settings.inductor),
+        dump_folder=str(debug.folder_of(record)) if debug.enabled() else None,
+    )

@@ -1,0 +1,47 @@
+"""What is on this machine, asked once and lazily: targets and providers with their reasons."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from kernel_dispatch.selection import Machine
+from lowering import providers, targets
+from lowering.contract import Probe, Target
+
+
+@functools.cache
+def probe(target: Target) -> Probe:
+    """A target's probe, asked once per process; a probe that raises is a `no` with its error."""
+    try:
+        return target.probe()
+    except Exception as error:  # noqa: BLE001  (third-party probes: one bad one stops nobody)
+        return Probe.no(f"its probe raised {type(error).__name__}: {error}")
+
+
+def probe_provider(name: str) -> Probe:
+    """A provider's probe. Not cached here: providers cache what is costly (see toolchain)."""
+    try:
+        return providers.get(name).probe()
+    except Exception as error:  # noqa: BLE001
+        return Probe.no(f"its probe raised {type(error).__name__}: {error}")
+
+
+def absent_providers() -> Mapping[str, str]:
+    """Providers that do not work here -> why."""
+    answers = {name: probe_provider(name) for name in providers.names()}
+    return {name: found.reason for name, found in answers.items() if not found.available}
+
+
+def this_machine() -> Machine:
+    return Machine(targets.known(), probe, absent_providers)
+
+
+def available_targets() -> list[str]:
+    """Names of the targets that are here, best first."""
+    return [target.name for target in targets.known() if probe(target).available]
+
+
+def forget() -> None:
+    """Ask again next time."""
+    probe.cache_clear()

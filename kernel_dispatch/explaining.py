@@ -1,0 +1,138 @@
+"""`explain(fn, *args)`: compile and run once, and tell all that Dynamo and the backend did."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kernel_dispatch import dynamo
+from kernel_dispatch.reporting import Report, origin, report
+from lowering.reasons import Reason
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The graphs that were compiled, the frames that Dynamo touched, and what came out."""
+
+    graphs: Report
+    frames: tuple[dynamo.Frame, ...]
+    result: Any
+
+    @property
+    def called(self) -> bool:
+        """Was the backend given any graph at all?"""
+        return bool(self.graphs)
+
+    @property
+    def graph_breaks(self) -> list[Reason]:
+        """Every place where Dynamo ended a graph before the end of the function."""
+        ends = [graph.graph_break for graph in self.graphs if graph.graph_break]
+        return ends or [reason for frame in self.frames for reason in frame.breaks]
+
+    @property
+    def skipped(self) -> list[Reason]:
+        """Functions that Dynamo gave up on: they run as plain Python."""
+        return [frame.skipped for frame in self.frames if frame.skipped]
+
+    @property
+    def recompiles(self) -> list[str]:
+        return [f"{f.function}: {f.recompile_reason}" for f in self.frames if f.recompile_reason]
+
+    @property
+    def never_called(self) -> Reason | None:
+        """Why no graph reached the backend; None if one did."""
+        if self.called:
+            return None
+        if self.skipped:
+            text = f"the backend was never called: {self.skipped[0].text}"
+            return Reason("never-called", text, self.skipped[0].place)
+        text = (
+            "the backend was never called: the function ran no tensor operation that Dynamo could "
+            "capture, is disabled (torch.compiler.disable), or a stance such as force_eager is set"
+        )
+        return Reason("never-called", text)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "called": self.called,
+            "never_called": self.never_called and self.never_called.as_dict(),
+            "graph_breaks": [reason.as_dict() for reason in self.graph_breaks],
+            "skipped": [reason.as_dict() for reason in self.skipped],
+            "recompiles": self.recompiles,
+            **self.graphs.as_dict(),
+        }
+
+    def json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.as_dict(), indent=indent, default=str)
+
+    def text(self, verbose: bool = True) -> str:
+        lines = [str(self.never_called)] if self.never_called else [self.graphs.text(verbose)]
+        lines += [f"graph break: {reason}" for reason in self.graph_breaks]
+        lines += [f"skipped: {reason}" for reason in self.skipped]
+        lines += [f"recompiled: {text}" for text in self.recompiles]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """Compile `fn` afresh with the settings in force, call it once with the arguments, and tell.
+
+    `fn` is a function, a module, or what torch.compile returned (its own options are then used).
+    Graphs that are compiled already stay as they are.
+    """
+    with watching() as watched:
+        result = compiled_afresh(fn)(*args, **kwargs)
+    return watched.explanation(result)
+
+
+def compiled_afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` under a backend object of its own, so that no earlier compilation is reused."""
+    from kernel_dispatch.backend import unified
+
+    given = _kwargs_of(fn)
+
+    @functools.wraps(unified)
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any) -> Any:
+        return unified(gm, example_inputs, **{**given, **more})
+
+    return torch.compile(origin(fn), backend=backend)
+
+
+def _kwargs_of(compiled: Any) -> dict[str, Any]:
+    """mode= and options= of an already compiled callable, if it was compiled by us."""
+    if not hasattr(compiled, "get_compiler_config") and not hasattr(compiled, "dynamo_ctx"):
+        return {}
+    for holder in (compiled, getattr(compiled, "dynamo_ctx", None)):
+        callback = getattr(holder, "callback", None)
+        for _ in range(8):
+            if callback is None:
+                break
+            kwargs = getattr(callback, "kwargs", None)
+            if getattr(callback, "compiler_name", "") == "unified" and kwargs is not None:
+                return dict(kwargs)
+            callback = getattr(callback, "_torchdynamo_orig_backend", None)
+    return {}
+
+
+class watching:  # noqa: N801  (reads as a function where it is used)
+    """Collects what is compiled inside the block, in whatever functions."""
+
+    def __enter__(self) -> watching:
+        self._frames = dynamo.FrameLog()
+        self._before = {id(graph) for graph in report()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.frames = tuple(self._frames.frames())
+        self.graphs = Report(graph for graph in report() if id(graph) not in self._before)
+
+    def explanation(self, result: Any = None) -> Explanation:
+        return Explanation(self.graphs, self.frames, result)

@@ -1,0 +1,304 @@
+"""Graph facts: what is in an FX graph, read off it without running anything.
+
+The graph is Dynamo's: torch functions and methods, with a fake tensor for every value. Reading
+adds no guard (sizes are looked at as hints) and touches no input.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from lowering.capability import Work
+from lowering.graphs import first_place
+
+
+@dataclass(frozen=True)
+class TensorFact:
+    """One tensor input of a graph. Sizes are ints, or the name of a symbol where they may vary."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    device: str
+    kind: str  # parameter, buffer or input
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """Everything that selection may know of a graph."""
+
+    ops: tuple[tuple[str, int], ...]
+    op_count: int
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    inputs: tuple[TensorFact, ...]
+    parameters: int
+    parameter_bytes: int
+    dynamic: bool
+    dynamic_dims: tuple[str, ...]
+    training: bool
+    written_inputs: tuple[int, ...]  # positions of inputs that the graph writes into
+    random: bool
+    subclasses: tuple[str, ...]
+    flops: int
+    bytes_moved: int
+    bytes_at_boundary: int
+    place: str
+
+    def work(self) -> Work:
+        """The question that a whole-graph capability row is asked."""
+        return Work(
+            dtypes=frozenset(self.dtypes),
+            ops=frozenset(name for name, _ in self.ops),
+            op_count=self.op_count,
+            bytes_moved=self.bytes_moved,
+            flops=self.flops,
+            training=self.training,
+            dynamic=self.dynamic,
+            mutation=bool(self.written_inputs),
+            subclasses=frozenset(self.subclasses),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"ops": dict(self.ops)}
+
+
+# Nodes that move no data: they only look at, or rename, what is already there.
+_FREE = frozenset(
+    "getitem view view_as reshape transpose permute unsqueeze squeeze expand expand_as t mT detach "
+    "size getattr _enter_autocast _exit_autocast _set_grad_enabled movedim swapaxes narrow alias "
+    "unbind split chunk select".split()
+)
+_RANDOM = frozenset(
+    "dropout feature_dropout alpha_dropout feature_alpha_dropout rand randn randint rand_like "
+    "randn_like randint_like randperm bernoulli multinomial normal poisson rrelu native_dropout "
+    "uniform_ normal_ bernoulli_ exponential_ random_ cauchy_ geometric_ log_normal_ "
+    "gumbel_softmax dropout1d dropout2d dropout3d".split()
+)
+# Ops that write into an argument although their name does not end in an underscore.
+_WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+
+
+def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
+    """Walk the graph once and note what it holds."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = [fact for node in placeholders for fact in _input_fact(node)]
+    tensors = [t for node in module.graph.nodes for t in _tensors(_value(node))]
+    boundary = {id(t): t for node in placeholders for t in _tensors(_value(node))}
+    ops: Counter[str] = Counter()
+    flops = moved = 0
+    for graph in _graphs(module):
+        for node in graph.nodes:
+            if node.op not in ("call_function", "call_method", "call_module"):
+                continue
+            name = op_name(node)
+            ops[name] += 1
+            if name not in _FREE:
+                flops += _flops(name, node)
+                moved += _bytes_of(_tensors_of_args(node)) + _bytes_of(_tensors(_value(node)))
+    outputs = [t for node in module.graph.find_nodes(op="output") for t in _tensors_of_args(node)]
+    dynamic_dims = _dynamic_dims(placeholders)
+    return GraphFacts(
+        ops=tuple(sorted(ops.items())),
+        op_count=sum(count for name, count in ops.items() if name not in _FREE),
+        dtypes=tuple(sorted({_dtype(t) for t in tensors})),
+        devices=tuple(sorted({t.device.type for t in tensors} | _devices_named(module))),
+        inputs=tuple(inputs),
+        parameters=sum(fact.kind == "parameter" for fact in inputs),
+        parameter_bytes=_bytes_of(
+            t
+            for node in placeholders
+            for t in _tensors(_value(node))
+            if isinstance(t, torch.nn.Parameter)
+        ),
+        dynamic=bool(dynamic_dims),
+        dynamic_dims=dynamic_dims,
+        training=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
+        written_inputs=_written_inputs(module, placeholders),
+        random=not _RANDOM.isdisjoint(ops),
+        subclasses=tuple(sorted({n for e in example_inputs for n in _subclass_name(e)})),
+        flops=flops,
+        bytes_moved=moved,
+        bytes_at_boundary=_bytes_of(boundary.values()) + _bytes_of(outputs),
+        place=first_place(module),
+    )
+
+
+def op_name(node: fx.Node) -> str:
+    """The short name that users know: `linear`, `add`, `relu`."""
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op == "call_module":
+        owner = node.graph.owning_module
+        return type(owner.get_submodule(str(node.target))).__name__ if owner else str(node.target)
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def _graphs(module: fx.GraphModule) -> Iterator[fx.Graph]:
+    """The graph and, for higher-order ops, the graphs of their bodies."""
+    for child in module.modules():
+        if isinstance(child, fx.GraphModule):
+            yield child.graph
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _tensors_of_args(node: fx.Node) -> list[torch.Tensor]:
+    return [tensor for arg in node.all_input_nodes for tensor in _tensors(_value(arg))]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _input_fact(node: fx.Node) -> Iterator[TensorFact]:
+    for tensor in _tensors(_value(node)):
+        source = str(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type", ""))
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        kind = "parameter" if is_parameter else "buffer" if source else "input"
+        yield TensorFact(
+            name=node.name,
+            shape=tuple(d if isinstance(d, int) else str(d) for d in tensor.shape),
+            dtype=_dtype(tensor),
+            device=tensor.device.type,
+            kind=kind,
+            requires_grad=tensor.requires_grad,
+        )
+
+
+def _subclass_name(value: Any) -> list[str]:
+    plain = not isinstance(value, torch.Tensor) or not is_traceable_wrapper_subclass(value)
+    return [] if plain else [type(value).__name__]
+
+
+def _dynamic_dims(placeholders: list[fx.Node]) -> tuple[str, ...]:
+    return tuple(
+        f"{node.name}[{index}]"
+        for node in placeholders
+        for tensor in _tensors(_value(node))
+        for index, size in enumerate(tensor.shape)
+        if not isinstance(size, int)
+    )
+
+
+def _devices_named(module: fx.GraphModule) -> set[str]:
+    """Device types that only a factory call names: `torch.zeros(3, device="cuda")`."""
+    found: set[str] = set()
+    for node in module.graph.nodes:
+        device = node.kwargs.get("device")
+        if isinstance(device, (str, torch.device)):
+            found.add(torch.device(device).type)
+    return found
+
+
+def _written_inputs(module: fx.GraphModule, placeholders: list[fx.Node]) -> tuple[int, ...]:
+    """Inputs whose memory a node writes into. Fake storages tell which tensors share memory."""
+    owners: dict[int, set[int]] = {}
+    for index, node in enumerate(placeholders):
+        for tensor in _tensors(_value(node)):
+            if key := _storage(tensor):
+                owners.setdefault(key, set()).add(index)
+    written = {
+        _storage(tensor)
+        for graph in _graphs(module)
+        for node in graph.nodes
+        for target in _written_args(node)
+        for tensor in _tensors(_value(target))
+    }
+    return tuple(sorted({i for key in written if key in owners for i in owners[key]}))
+
+
+def _written_args(node: fx.Node) -> list[fx.Node]:
+    if node.op not in ("call_function", "call_method"):
+        return []
+    name = op_name(node)
+    candidates: list[Any] = [node.kwargs.get("out")]
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        pairs = zip(schema.arguments, node.args, strict=False)
+        candidates += [arg for spec, arg in pairs if spec.alias_info and spec.alias_info.is_write]
+    elif name in _WRITES_STATISTICS:
+        candidates += list(node.args[1:3]) + [
+            node.kwargs.get("running_mean"),
+            node.kwargs.get("running_var"),
+        ]
+    elif (
+        (name.endswith("_") and not name.endswith("__"))
+        or node.kwargs.get("inplace")
+        or node.target is operator.setitem
+        or (node.target in _INPLACE_OPERATORS)
+    ):
+        candidates += list(node.args[:1])
+    return [candidate for candidate in candidates if isinstance(candidate, fx.Node)]
+
+
+_INPLACE_OPERATORS = frozenset(
+    getattr(operator, name)
+    for name in "iadd isub imul itruediv ifloordiv imod imatmul ipow iand ior ixor ilshift".split()
+)
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    try:
+        return int(StorageWeakRef(tensor.untyped_storage()).cdata)
+    except (NotImplementedError, RuntimeError):  # subclasses and sparse tensors have none
+        return None
+
+
+def _hint(size: Any) -> int:
+    """A size as a number, without asking the shape environment (that would add a guard)."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(getattr(size, "node", None), "hint", None)
+    return hint if isinstance(hint, int) else 1
+
+
+def _shape(tensor: torch.Tensor) -> list[int]:
+    return [_hint(size) for size in tensor.shape]
+
+
+def _bytes_of(tensors: Any) -> int:
+    return sum(math.prod(_shape(t)) * t.dtype.itemsize for t in tensors)
+
+
+def _flops(name: str, node: fx.Node) -> int:
+    """An estimate for planning: exact for products, one per output element for the rest."""
+    outputs = _tensors(_value(node))
+    if not outputs:
+        return 0
+    out = math.prod(_shape(outputs[0]))
+    shapes = [_shape(tensor) for tensor in _tensors_of_args(node)]
+    if name in ("linear", "matmul", "mm", "bmm", "__matmul__", "__rmatmul__") and shapes[0]:
+        return 2 * out * shapes[0][-1]
+    if name in ("addmm", "baddbmm") and len(shapes) >= 3:
+        return 2 * out * shapes[1][-1]
+    if name.startswith("conv") and len(shapes) >= 2 and shapes[1]:
+        per_output = math.prod(shapes[1][1:])
+        transposed = name.startswith("conv_transpose")
+        return 2 * (math.prod(shapes[0]) if transposed else out) * per_output
+    if name == "scaled_dot_product_attention" and len(shapes) >= 3:
+        keys = shapes[1][-2]
+        return 2 * math.prod(shapes[0][:-1]) * keys * (shapes[0][-1] + shapes[2][-1])
+    return out

@@ -1,0 +1,301 @@
+"""What was done and why: one record per graph, counted while it runs, as objects, text or JSON."""
+
+from __future__ import annotations
+
+import json
+import threading
+import types
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernel_dispatch.facts import GraphFacts
+from kernel_dispatch.selection import Plan
+from kernel_dispatch.settings import Settings
+from lowering.contract import Region
+from lowering.errors import StrictModeError, UnifiedWarning
+from lowering.reasons import Reason
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Something that was meant to happen and did not."""
+
+    stage: str  # plan, compile, run
+    provider: str  # who was meant to do it
+    taken_by: str  # who did it instead
+    reason: Reason
+    error: str = ""  # the exception's class name
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "provider": self.provider,
+            "taken_by": self.taken_by,
+            "error": self.error,
+            **self.reason.as_dict(),
+        }
+
+
+@dataclass
+class GraphReport:
+    """Everything known of one compiled graph. `runs` and `runs_by_provider` are live counters."""
+
+    index: int
+    compile_id: str
+    function: str
+    settings: Settings
+    facts: GraphFacts
+    plan: Plan
+    graph_break: Reason | None = None
+    recompile_reason: str = ""
+    provider: str = ""  # who computes the graph now
+    regions: list[Region] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
+    transfers: int = 0
+    _runs: Counter[str] = field(default_factory=Counter)
+    _region_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _owner: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    def target(self) -> str:
+        return self.plan.target
+
+    @property
+    def level(self) -> str:
+        return str(self.settings.level)
+
+    @property
+    def place(self) -> str:
+        return self.facts.place
+
+    @property
+    def runs(self) -> int:
+        """How often the graph was called and answered, whoever computed it."""
+        return sum(self._runs.values())
+
+    @property
+    def runs_by_provider(self) -> dict[str, int]:
+        return dict(self._runs)
+
+    def ran(self, provider: str) -> None:
+        with self._lock:
+            self._runs[provider] += 1
+
+    def region_ran(self, region: str, provider: str, times: int = 1) -> None:
+        with self._lock:
+            self._region_runs[region, provider] += times
+
+    def region_runs(self, region: str, provider: str) -> int:
+        return self._region_runs[region, provider]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "compile_id": self.compile_id,
+            "function": self.function,
+            "place": self.place,
+            "target": self.target,
+            "provider": self.provider,
+            "planned_provider": self.plan.provider,
+            "level": self.level,
+            "settings": self.settings.as_dict(),
+            "runs": self.runs,
+            "runs_by_provider": self.runs_by_provider,
+            "regions": self._regions_as_dicts(),
+            "fallbacks": [fallback.as_dict() for fallback in self.fallbacks],
+            "rejected": [rejection.as_dict() for rejection in self.plan.rejected],
+            "graph_break": self.graph_break and self.graph_break.as_dict(),
+            "recompile_reason": self.recompile_reason,
+            "notes": list(self.notes),
+            "seconds": dict(self.seconds),
+            "cache": dict(self.cache),
+            "transfers": self.transfers,
+            "plan_fingerprint": self.plan.fingerprint(),
+            "facts": self.facts.as_dict(),
+        }
+
+    def _regions_as_dicts(self) -> list[dict[str, Any]]:
+        """The graph as a whole, then each region in it, with who ran it and how often."""
+        whole = [
+            {"region": "graph", "provider": who, "count": 1, "runs": n, "place": self.place}
+            for who, n in (self._runs or {self.provider: 0}).items()
+        ]
+        parts = [
+            {
+                "region": region.name,
+                "provider": region.provider,
+                "count": region.count,
+                "runs": self.region_runs(region.name, region.provider),
+                "place": region.place,
+                "detail": region.detail,
+            }
+            for region in self.regions
+        ]
+        known = {(region.name, region.provider) for region in self.regions}
+        unplanned = [
+            {"region": name, "provider": who, "count": 0, "runs": n, "place": ""}
+            for (name, who), n in self._region_runs.items()
+            if (name, who) not in known
+        ]
+        return whole + parts + unplanned
+
+    def text(self, verbose: bool = False) -> str:
+        from kernel_dispatch.reporting_text import graph_text
+
+        return graph_text(self, verbose)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+class Report(list[GraphReport]):
+    """A list of graph records that also prints: `print(kernel_dispatch.report())`."""
+
+    def text(self, verbose: bool = False) -> str:
+        from kernel_dispatch.reporting_text import report_text
+
+        return report_text(self, verbose)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"torch": torch.__version__, "graphs": [graph.as_dict() for graph in self]}
+
+    def json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.as_dict(), indent=indent, default=str)
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        return [fallback for graph in self for fallback in graph.fallbacks]
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+_log: list[GraphReport] = []
+_lock = threading.RLock()
+_opened = 0
+_KEPT = 4096  # a server that recompiles for months must not grow for ever
+_warned_absent: set[str] = set()
+
+
+def open_record(**fields: Any) -> GraphReport:
+    """Start the record of one graph; `owner` is the callable given to torch.compile."""
+    global _opened
+    owner = fields.pop("owner", None)
+    with _lock:
+        record = GraphReport(index=_opened, **fields)
+        _opened += 1
+        record._owner = _reference(owner)
+        _log.append(record)
+        del _log[:-_KEPT]
+    return record
+
+
+def report(compiled: Any = None) -> Report:
+    """All graphs of this process, or those of one callable that torch.compile returned.
+
+    Called as `report(compiled_model)` it also accepts the original model or function.
+    """
+    with _lock:
+        records = list(_log)
+    if compiled is None:
+        return Report(records)
+    wanted = origin(compiled)
+    return Report(record for record in records if record._owner() is wanted)
+
+
+def clear() -> None:
+    """Forget all graphs; torch.compiler.reset() calls this through the backend's reset."""
+    with _lock:
+        _log.clear()
+        _warned_absent.clear()
+
+
+def origin(fn: Any) -> Any:
+    """What the user handed to torch.compile, for whatever form of it we are given."""
+    fn = getattr(fn, "_orig_mod", fn)
+    fn = getattr(fn, "_torchdynamo_orig_callable", fn)
+    for _ in range(8):  # wrappers of wrappers, as torch nests them
+        if isinstance(fn, torch.nn.Module):
+            return getattr(fn, "_orig_mod", fn)
+        if isinstance(fn, types.MethodType):
+            fn = fn.__self__ if isinstance(fn.__self__, torch.nn.Module) else fn.__func__
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        else:
+            return fn
+    return fn
+
+
+def _reference(owner: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(owner)
+    except TypeError:  # builtins cannot be referenced weakly, and live for ever anyway
+        return lambda: owner
+
+
+def fell_back(
+    record: GraphReport,
+    stage: str,
+    provider: str,
+    taken_by: str,
+    reason: Reason,
+    error: BaseException | None = None,
+) -> None:
+    """The one way in which a fallback happens: recorded, warned of once, an error in strict mode."""
+    name = type(error).__name__ if error is not None else ""
+    fallback = Fallback(stage, provider, taken_by, reason, name)
+    with _lock:
+        seen = any((f.provider, f.reason.code) == (provider, reason.code) for f in record.fallbacks)
+        record.fallbacks.append(fallback)
+        if reason.code == "provider-absent":  # a fact of the machine: once, not for every graph
+            seen = seen or provider in _warned_absent
+            _warned_absent.add(provider)
+    message = _message(record, fallback)
+    if record.settings.strict:
+        raise StrictModeError(f"{message} strict=True makes this an error.") from error
+    if not seen:
+        warnings.warn(
+            f"{message} kernel_dispatch.report() has the details; strict=True makes this an error.",
+            UnifiedWarning,
+            stacklevel=3,
+        )
+
+
+def _message(record: GraphReport, fallback: Fallback) -> str:
+    at = fallback.reason.place or record.place
+    where = f"graph {record.compile_id} of {record.function}" + (f" ({at})" if at else "")
+    wanted = f"{record.target}/{fallback.provider}"
+    error = f"{fallback.error}: " if fallback.error else ""
+    return (
+        f"kernel_dispatch: {where}: {wanted} fell back to {fallback.taken_by} "
+        f"[{fallback.reason.code}]: {error}{_first_lines(fallback.reason.text)}."
+    )
+
+
+def _first_lines(text: str, limit: int = 300) -> str:
+    text = " ".join(text.split())
+    return (text if len(text) <= limit else text[: limit - 3] + "...").rstrip(".")
+
+
+def warn_once(record: GraphReport, reason: Reason) -> None:
+    """A warning that is not a fallback (yet), such as the recompile limit coming near."""
+    record.notes.append(str(reason))
+    warnings.warn(f"kernel_dispatch: {reason.text}", UnifiedWarning, stacklevel=3)
+
+
+def totals(graphs: Iterable[GraphReport]) -> dict[str, int]:
+    """Runs per provider over several graphs."""
+    count: Counter[str] = Counter()
+    for graph in graphs:
+        count.update(graph.runs_by_provider)
+    return dict(count)

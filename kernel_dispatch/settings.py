@@ -1,0 +1,335 @@
+"""What the user asked for: the only reader of `options=`, `mode=`, `configure()` and UNIFIED_*.
+
+Precedence, for each option on its own: option > context > environment > default. Every value
+remembers its source, so that a report can say not only "O1" but "O1, from UNIFIED_LEVEL".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from lowering import providers, targets
+from lowering.errors import SettingError, UnifiedWarning, nearest, unknown
+from lowering.levels import Level
+
+
+@dataclass(frozen=True)
+class DeviceWish:
+    """A forced target, with the index of the device if the user named one (`cuda:1`)."""
+
+    target: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.target if self.index is None else f"{self.target}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its spellings, its default, how a value is read, what the documentation says."""
+
+    name: str
+    env: str | None
+    default: Any
+    parse: Callable[[Any, str], Any]
+    accepted: str
+    summary: str
+
+
+def _parse_flag(value: Any, source: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+    word = str(value).strip().lower()
+    if word not in words:
+        raise unknown("truth value", value, words, source)
+    return words[word]
+
+
+def _parse_device(value: Any, source: str) -> DeviceWish | None:
+    """A target, an alias, either with an index, or a torch.device; "auto" and None force none."""
+    if value is None or (isinstance(value, str) and value.strip().lower() == "auto"):
+        return None
+    name, _, index = str(value).strip().lower().partition(":")
+    target = targets.resolve_name(name)
+    if target is None:
+        raise unknown("device", value, ["auto", *targets.accepted_names()], source)
+    if index and not index.isdigit():
+        raise SettingError(f"device {value!r} (from {source}): the index must be a number >= 0.")
+    return DeviceWish(target, int(index) if index else None)
+
+
+def _parse_disable(value: Any, source: str) -> frozenset[str]:
+    names = value.split(",") if isinstance(value, str) else value
+    try:
+        wanted = {str(name).strip().lower() for name in names} - {""}
+    except TypeError:
+        raise SettingError(
+            f"disable={value!r} (from {source}): give provider names, as a list or with commas."
+        ) from None
+    known = providers.names()
+    for name in sorted(wanted):
+        if name not in known:
+            raise unknown("provider", name, known, source)
+    if "eager" in wanted:
+        raise SettingError(
+            f"disable={value!r} (from {source}): eager is the last provider and cannot be "
+            f"disabled; use strict=True to make a fallback to eager an error."
+        )
+    return frozenset(wanted)
+
+
+def _parse_threads(value: Any, source: str) -> int | None:
+    if value is None:
+        return None
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdigit() or int(text) < 1:
+        raise SettingError(f"threads={value!r} (from {source}): give a whole number >= 1.")
+    return int(text)
+
+
+def _parse_inductor(value: Any, source: str) -> tuple[tuple[str, Any], ...]:
+    """Config of Inductor for advanced users, every key checked against the installed torch."""
+    if not isinstance(value, Mapping):
+        raise SettingError(f"inductor={value!r} (from {source}): give a dict of Inductor config.")
+    if value:
+        import torch._inductor
+
+        accepted = torch._inductor.list_options()
+        for key in value:
+            if key not in accepted:
+                guess = nearest(str(key), accepted)
+                hint = f" Did you mean {guess!r}?" if guess else ""
+                raise SettingError(
+                    f"unknown Inductor option {key!r} (from {source}).{hint} "
+                    f"torch._inductor.list_options() prints all {len(accepted)} that are accepted."
+                )
+    return tuple(sorted(value.items()))
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "level",
+        "UNIFIED_LEVEL",
+        Level.O2,
+        Level.parse,
+        "O0-O3, none, conservative, balanced, aggressive",
+        "The contract on numerics and compile time.",
+    ),
+    Option(
+        "device",
+        "UNIFIED_DEVICE",
+        None,
+        _parse_device,
+        "auto, a target or an alias, with an index if wanted (cuda:1)",
+        "Force a target. Forced and absent is an error; auto follows the tensors.",
+    ),
+    Option(
+        "strict",
+        "UNIFIED_STRICT",
+        False,
+        _parse_flag,
+        "true or false",
+        "Any fallback becomes an error that names what failed and why.",
+    ),
+    Option(
+        "disable",
+        "UNIFIED_DISABLE",
+        frozenset(),
+        _parse_disable,
+        "provider names, as a list or separated by commas",
+        "Providers that must not be used.",
+    ),
+    Option(
+        "threads",
+        "UNIFIED_THREADS",
+        None,
+        _parse_threads,
+        "a whole number >= 1",
+        "CPU threads while a graph compiles and runs; restored after each call.",
+    ),
+    Option(
+        "inductor",
+        None,
+        (),
+        _parse_inductor,
+        "a dict of torch._inductor.config entries",
+        "Passed on to Inductor for these graphs only.",
+    ),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+_KNOWN_ENV = {option.env for option in OPTIONS if option.env}
+
+# Inductor's mode strings, as users of torch.compile know them -> level.
+MODES = {
+    "default": Level.O2,
+    "reduce-overhead": Level.O3,
+    "max-autotune": Level.O3,
+    "max-autotune-no-cudagraphs": Level.O3,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The effective settings of one graph. Frozen, hashable and picklable."""
+
+    level: Level = Level.O2
+    device: DeviceWish | None = None
+    strict: bool = False
+    disable: frozenset[str] = frozenset()
+    threads: int | None = None
+    inductor: tuple[tuple[str, Any], ...] = ()
+    mode: str | None = None
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """name -> {value, source}; values as JSON can carry them."""
+        sources = dict(self.sources)
+        shown: dict[str, Any] = {
+            "level": str(self.level),
+            "device": str(self.device) if self.device else "auto",
+            "strict": self.strict,
+            "disable": sorted(self.disable),
+            "threads": self.threads,
+            "inductor": {key: repr(value) for key, value in self.inductor},
+        }
+        rows = {name: {"value": v, "source": sources[name]} for name, v in shown.items()}
+        if self.mode:
+            rows["mode"] = {"value": self.mode, "source": "mode="}
+        return rows
+
+
+_context: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
+    "kernel_dispatch_configure",
+    default={},  # noqa: B039  (never mutated: configure() sets a new dict)
+)
+
+
+class configure(contextlib.ContextDecorator):  # noqa: N801  (reads as a function where it is used)
+    """`with kernel_dispatch.configure(level="O1"): ...` for graphs compiled inside the block.
+
+    Also a decorator. Values are checked at once, and the setting belongs to this thread or task.
+    Graphs that are compiled already keep what they were compiled with.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self._values = {
+            name: _option(name, "configure()").parse(value, "configure()")
+            for name, value in values.items()
+        }
+        self._tokens: list[contextvars.Token[Mapping[str, Any]]] = []
+        self._entered = False
+
+    def __enter__(self) -> configure:
+        self._entered = True
+        self._tokens.append(_context.set({**_context.get(), **self._values}))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _context.reset(self._tokens.pop())
+
+    def __del__(self) -> None:
+        # A bare `configure(level="O1")` looks as if it did something: say that it did not.
+        if not getattr(self, "_entered", True):
+            warnings.warn(
+                "kernel_dispatch.configure(...) was called without `with`: nothing was configured.",
+                UnifiedWarning,
+                stacklevel=2,
+            )
+
+
+def _option(name: str, source: str) -> Option:
+    if name not in _BY_NAME:
+        raise unknown("option", name, _BY_NAME, source)
+    return _BY_NAME[name]
+
+
+def _mode_level(mode: str) -> tuple[Level, str | None]:
+    """mode= takes Inductor's mode strings and, because users try it, the names of levels."""
+    if mode in MODES:
+        return MODES[mode], mode
+    try:
+        return Level.parse(mode), None
+    except SettingError:
+        accepted = [*MODES, *(level.name for level in Level), "none", "conservative"]
+        raise unknown("mode", mode, [*accepted, "balanced", "aggressive"], "mode=") from None
+
+
+def resolve(
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """The effective settings, each with its source; raises SettingError on the first mistake."""
+    environ = os.environ if environ is None else environ
+    if options is not None and not isinstance(options, Mapping):
+        raise SettingError(f"options={options!r}: give a dict of {', '.join(_BY_NAME)}.")
+    options = dict(options or {})
+    for name in options:
+        _option(name, "options=")
+    _warn_of_unknown_variables(environ)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    inductor_mode = None
+    for option in OPTIONS:
+        values[option.name], sources[option.name] = _effective(option, options, environ)
+    if mode is not None:
+        level, inductor_mode = _mode_level(mode)
+        if "level" not in options:
+            values["level"], sources["level"] = level, "mode="
+    return Settings(**values, mode=inductor_mode, sources=tuple(sorted(sources.items())))
+
+
+def _effective(
+    option: Option, options: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[Any, str]:
+    if option.name in options:
+        source = "options="
+        return option.parse(options[option.name], source), source
+    context = _context.get()
+    if option.name in context:
+        return context[option.name], "configure()"
+    if option.env and environ.get(option.env, "").strip():
+        return option.parse(environ[option.env], option.env), option.env
+    return option.default, "default"
+
+
+_warned_variables: set[str] = set()
+
+
+def _warn_of_unknown_variables(environ: Mapping[str, str]) -> None:
+    """UNIFIED_LEVLE=O3 must not be ignored without a word."""
+    for name in environ:
+        if name.startswith("UNIFIED_") and name not in _KNOWN_ENV | _warned_variables:
+            _warned_variables.add(name)
+            guess = nearest(name, _KNOWN_ENV)
+            hint = f" Did you mean {guess}?" if guess else ""
+            warnings.warn(
+                f"the environment variable {name} means nothing to kernel_dispatch.{hint} "
+                f"Accepted: {', '.join(sorted(_KNOWN_ENV))}.",
+                UnifiedWarning,
+                stacklevel=2,
+            )
+
+
+def list_options() -> list[str]:
+    """The names that `torch.compile(..., options={...})` and `configure(...)` accept."""
+    return list(_BY_NAME)
+
+
+def list_levels() -> list[str]:
+    """The levels, lowest first."""
+    return [level.name for level in Level]

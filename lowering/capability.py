@@ -1,0 +1,114 @@
+"""The capability table: rows of plain data, and the pure `check()` that returns every reason.
+
+Three questions are kept apart: is the provider installed and working (a probe, asked once), does
+the row take this work (`check`), and does the user want it (`Situation.disabled`, the level).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lowering.levels import Level
+from lowering.reasons import Reason
+
+GRAPH = "graph"  # the region name of rows that take whole graphs
+
+
+@dataclass(frozen=True)
+class CapabilityRow:
+    """(target, provider, region) and the limits within which it may be used."""
+
+    target: str
+    provider: str
+    region: str = GRAPH
+    level: Level = Level.O0
+    priority: int = 0
+    dtypes: frozenset[str] | None = None  # None: every dtype
+    refused_dtypes: frozenset[str] = frozenset()
+    refused_ops: frozenset[str] = frozenset()
+    training: bool = True
+    dynamic: bool = True
+    mutation: bool = True
+    subclasses: bool = True
+    features: frozenset[str] = frozenset()  # ISA flags or architecture names that must be there
+    min_ops: int = 0  # graphs with fewer ops than this ...
+    min_bytes: int = 0  # ... that also move fewer bytes than this are left alone
+    min_flops: int = 0
+    why: str = ""  # the fact that the limits rest on
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a row is asked about: a whole graph, or one region of it."""
+
+    region: str = GRAPH
+    dtypes: frozenset[str] = frozenset()
+    ops: frozenset[str] = frozenset()
+    op_count: int = 0
+    bytes_moved: int = 0
+    flops: int = 0
+    training: bool = False
+    dynamic: bool = False
+    mutation: bool = False
+    subclasses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Level, wish and machine, as far as a row may know them."""
+
+    level: Level
+    features: frozenset[str] = frozenset()
+    disabled: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = field(default_factory=dict)  # provider -> why it is not there
+
+
+def check(row: CapabilityRow, work: Work, situation: Situation) -> tuple[Reason, ...]:
+    """Every reason why this row must not take this work; an empty tuple means yes."""
+    reasons: list[Reason] = []
+    no = lambda code, text: reasons.append(Reason(code, text))  # noqa: E731
+    if situation.level < row.level:
+        no("level-too-low", f"{row.provider} may be used from {row.level} on")
+    if row.provider in situation.disabled:
+        no("provider-disabled", f"{row.provider} is disabled by the user")
+    if row.provider in situation.absent:
+        no("provider-absent", f"{row.provider}: {situation.absent[row.provider]}")
+    if missing := row.features - situation.features:
+        no("arch-unsupported", f"needs {_listed(missing)}")
+    _check_values(row, work, no)
+    _check_kind(row, work, no)
+    return tuple(reasons)
+
+
+def _check_values(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[no-untyped-def]
+    refused = work.dtypes & row.refused_dtypes
+    if row.dtypes is not None:
+        refused |= work.dtypes - row.dtypes
+    if refused:
+        no("dtype-unsupported", f"{row.provider} does not take {_listed(refused)}")
+    if ops := work.ops & row.refused_ops:
+        no("op-unsupported", f"{row.provider} does not take {_listed(ops)}")
+    if work.op_count < row.min_ops and work.bytes_moved < row.min_bytes:
+        no(
+            "too-small",
+            f"{work.op_count} ops and {work.bytes_moved} bytes; {row.provider} starts to pay at "
+            f"{row.min_ops} ops or {row.min_bytes} bytes",
+        )
+    if work.flops < row.min_flops:
+        no("too-small", f"{work.flops} FLOPs; {row.provider} starts to pay at {row.min_flops}")
+
+
+def _check_kind(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[no-untyped-def]
+    if work.training and not row.training:
+        no("training-unsupported", f"{row.provider} takes inference only")
+    if work.dynamic and not row.dynamic:
+        no("dynamic-unsupported", f"{row.provider} takes static shapes only")
+    if work.mutation and not row.mutation:
+        no("mutation-unsupported", f"{row.provider} does not write into graph inputs")
+    if work.subclasses and not row.subclasses:
+        no("subclass-unsupported", f"{row.provider} does not take {_listed(work.subclasses)}")
+
+
+def _listed(names: frozenset[str] | set[str]) -> str:
+    return ", ".join(sorted(names))

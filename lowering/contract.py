@@ -1,0 +1,126 @@
+"""The words that the rooms share: Probe, Provider, Target, Request, Compiled.
+
+`lowering` never imports `kernel_dispatch`. What it has to be told (level, permitted providers,
+threads) arrives as a `Request`; what it has to tell goes back as a `Compiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from lowering.capability import CapabilityRow
+from lowering.errors import RegistrationError
+from lowering.levels import Level
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The answer to "is it here and does it work", with the sentence why not."""
+
+    available: bool
+    reason: str = ""
+    version: str = ""
+    fix: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def yes(cls, version: str = "", **details: Any) -> Probe:
+        return cls(True, "", version, "", details)
+
+    @classmethod
+    def no(cls, reason: str, fix: str = "", **details: Any) -> Probe:
+        return cls(False, reason, "", fix, details)
+
+
+class Graph(Protocol):
+    """A compiled graph: called with the graph's inputs, returns the tuple of its outputs."""
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
+@dataclass
+class Region:
+    """A hot subgraph that a provider took, as it stands in the report."""
+
+    name: str
+    provider: str
+    count: int
+    place: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One graph for one provider on one target. The graph is ours: the caller's stays untouched."""
+
+    graph: fx.GraphModule
+    example_inputs: Sequence[Any]
+    level: Level
+    training: bool
+    region_rows: tuple[CapabilityRow, ...] = ()
+    mode: str | None = None
+    threads: int | None = None
+    target_config: Mapping[str, Any] = field(default_factory=dict)  # Target.inductor_config
+    inductor_config: Mapping[str, Any] = field(default_factory=dict)  # the user's own
+    dump_folder: str | None = None  # where to write the lowered graphs, for debugging
+
+
+@dataclass
+class Compiled:
+    """What a provider hands back: the callable, and what is known of it."""
+
+    run: Graph
+    regions: list[Region] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class CompileFn(Protocol):
+    def __call__(self, request: Request) -> Compiled: ...
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who computes: a probe that imports and tries, and for whole graphs a compile function."""
+
+    name: str
+    summary: str
+    probe: Callable[[], Probe]
+    compile: CompileFn | None = None
+    requires: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a graph runs. One record and one file each; validated when it is built."""
+
+    name: str
+    summary: str
+    device_types: tuple[str, ...]
+    probe: Callable[[], Probe]
+    rows: tuple[CapabilityRow, ...]
+    aliases: tuple[str, ...] = ()
+    priority: int = 0
+    extra: str = ""
+    proven_on: str = ""
+    providers: tuple[Provider, ...] = ()
+    # Config of Inductor that this target wants at a level; plain data.
+    inductor_config: Callable[[Level], Mapping[str, Any]] | None = None
+    # How a forced device gets and gives back tensors; None means torch's own `Tensor.to`.
+    to_target: Callable[[torch.Tensor], torch.Tensor] | None = None
+    from_target: Callable[[torch.Tensor, torch.device], torch.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name != self.name.lower():
+            raise RegistrationError(f"a target's name is a lower-case word, not {self.name!r}")
+        if not self.device_types:
+            raise RegistrationError(f"target {self.name!r} names no torch device type")
+        for row in self.rows:
+            if row.target != self.name:
+                raise RegistrationError(
+                    f"target {self.name!r} carries a capability row of {row.target!r}"
+                )

@@ -1,0 +1,71 @@
+"""Copies of FX graphs, and where their nodes come from in the user's source."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+from torch import fx
+
+
+def clone(module: fx.GraphModule) -> fx.GraphModule:
+    """A GraphModule with a graph of its own that shares every tensor with the original.
+
+    Inductor takes ownership of what it compiles, while the minifier, DDP and our own fallback
+    need the caller's graph as it was. A deep copy would duplicate weights; this copies nodes.
+    """
+    result = fx.GraphModule(module, copy.deepcopy(module.graph), type(module).__name__)
+    result.meta = copy.copy(module.meta)
+    for name, child in module.named_children():
+        if isinstance(child, fx.GraphModule):
+            setattr(result, name, clone(child))
+    for name, value in module.__dict__.items():
+        # What Dynamo and AOTAutograd hang onto the module (parameter sources, subgraph names).
+        if name not in result.__dict__:
+            result.__dict__[name] = value
+    for old, new in zip(module.graph.nodes, result.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):  # AOTAutograd reads it from placeholders
+            new._dynamo_source = old._dynamo_source
+    return result
+
+
+def lean_clone(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy to keep for as long as the graph lives: no fake tensors, no shape environment."""
+    result = clone(module)
+    for child in result.modules():
+        if isinstance(child, fx.GraphModule):
+            child.meta = {}
+            for node in child.graph.nodes:
+                node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
+    for name in ("_param_name_to_source", "_source_to_user_stacks", "compile_subgraph_reason"):
+        result.__dict__.pop(name, None)
+    return result
+
+
+def dump(module: fx.GraphModule, folder: str) -> None:
+    """Write a graph as it is handed to its executor: after_0.py, after_1.py (backward) ..."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    number = len(list(path.glob("after_*.py")))
+    (path / f"after_{number}.py").write_text(module.print_readable(print_output=False))
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def place(node: fx.Node) -> str:
+    """The user's own `file:line` of a node: the innermost frame outside of torch."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for file, line in reversed(frames):
+        if "/torch/" not in file.replace("\\", "/"):
+            return f"{file}:{line}"
+    return ":".join(frames[-1]) if frames else ""
+
+
+def first_place(module: fx.GraphModule) -> str:
+    """Where a graph starts in the user's source."""
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "output") and (found := place(node)):
+            return found
+    return ""

@@ -1,0 +1,27 @@
+"""Every provider that this installation knows. A provider is one file with one record."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from lowering import targets
+from lowering.contract import Provider
+
+MODULES = ("eager", "inductor", "mkldnn")
+
+
+@functools.cache
+def known() -> dict[str, Provider]:
+    """name -> provider: ours, and the ones that third-party targets bring along."""
+    ours = [importlib.import_module(f"lowering.providers.{name}").PROVIDER for name in MODULES]
+    brought = [provider for target in targets.known() for provider in target.providers]
+    return {provider.name: provider for provider in [*brought, *ours]}
+
+
+def names() -> list[str]:
+    return sorted(known())
+
+
+def get(name: str) -> Provider:
+    return known()[name]

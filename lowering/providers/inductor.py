@@ -1,0 +1,86 @@
+"""Inductor: torch's code generator. C++ on CPU, Triton on CUDA and ROCm; forward and backward."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering import machine, region_pass
+from lowering.contract import Compiled, Probe, Provider, Region, Request
+from lowering.graphs import dump
+
+
+def probe() -> Probe:
+    """Inductor works when it can generate code for a device of this machine."""
+    compiler = machine.toolchain()
+    triton = importlib.util.find_spec("triton") is not None
+    if not compiler.available and not (torch.cuda.is_available() and triton):
+        return Probe.no(compiler.reason, compiler.fix)
+    return Probe.yes(torch.__version__, cxx=compiler.version or compiler.reason)
+
+
+# What each mode string adds to what the target wants at O3.
+_MODE_CONFIG: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"max_autotune": False, "triton.cudagraphs": True},
+    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True, "triton.cudagraphs": False},
+}
+
+
+def config_of(request: Request) -> dict[str, Any]:
+    """The Inductor config of one request: target, then mode, then threads, then the user's own."""
+    config = dict(request.target_config)
+    config.update(_MODE_CONFIG.get(request.mode or "default", {}))
+    if request.threads is not None:
+        config["cpp.threads"] = request.threads
+    config.update(request.inductor_config)
+    return config
+
+
+def compile(request: Request) -> Compiled:
+    """Through Inductor's own entry, so that its caches, AOTAutograd and lazy backward all apply."""
+    from torch._inductor.compile_fx import compile_fx
+
+    config = config_of(request)
+    if request.dump_folder:
+        config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
+    regions: list[Region] = []
+    if request.region_rows:
+        config["post_grad_custom_pre_pass"] = region_pass.inductor_pass(request, regions)
+    run = compile_fx(
+        request.graph,
+        list(request.example_inputs),
+        config_patches=config or None,
+    )
+    return Compiled(run=run, regions=regions)
+
+
+def dump_pass(folder: str) -> Any:
+    """Writes every graph as Inductor is about to generate code for it; debugging only.
+
+    Its uuid is new each time, so that a cached graph cannot leave the folder empty.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class DumpPass(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            dump(fx.GraphModule(graph.owning_module or {}, graph), folder)
+
+        def uuid(self) -> str:
+            return f"{folder}:{time.time_ns()}"
+
+    return DumpPass()
+
+
+PROVIDER = Provider(
+    name="inductor",
+    summary="torch's code generator: fused C++ on CPU, Triton on GPUs",
+    probe=probe,
+    compile=compile,
+    requires=("a C++ compiler on CPU, Triton on GPUs",),
+)

@@ -1,0 +1,1 @@
+"""Whole models of transformers, tiny and with random weights, through every level."""
