@@ -56,7 +56,7 @@ _PUBLIC = {
     "UnifiedWarning": "lowering.errors",
 }
 
-__all__ = [*_PUBLIC, "__version__"]  # noqa: PLE0604
+__all__ = [*_PUBLIC, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

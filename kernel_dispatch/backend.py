@@ -108,10 +108,13 @@ def _open(
     unknown_kwargs: Mapping[str, Any],
 ) -> GraphReport:
     """Start the graph's record, and say at once what is already known to fall short."""
-    owner, function = dynamo.owner()
+    wrapped, function = dynamo.owner()
+    owner = reporting.origin(wrapped)
+    if function.startswith("wrap_inline"):  # torch's stand-in for the forward of its own modules
+        function = type(owner).__name__
     compile_id, version = dynamo.compile_id()
     record = reporting.open_record(
-        owner=reporting.origin(owner),
+        owner=owner,
         compile_id=compile_id,
         function=str(unknown_kwargs.get("name") or function),
         settings=settings,
@@ -138,8 +141,8 @@ def _say_what_falls_short(record: GraphReport, version: int) -> None:
     limit = dynamo.recompile_limit()
     if limit is not None and version and version + 1 == limit:
         text = (
-            f"{record.function} ({record.place}) has been compiled {limit} times, which is Dynamo's "
-            f"recompile limit: one more change and it runs uncompiled. The failing guard: "
+            f"{record.function} ({record.place}) has been compiled {limit} times, which is "
+            f"Dynamo's recompile limit: one more change and it runs uncompiled. The failing guard: "
             f"{record.recompile_reason or 'unknown'}. Use dynamic=True, or raise "
             f"torch._dynamo.config.recompile_limit."
         )

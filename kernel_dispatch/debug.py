@@ -24,7 +24,7 @@ def trace(gm: fx.GraphModule, record: GraphReport) -> None:
 
 def _artifact(name: str, payload: Callable[[], str]) -> None:
     """One file for tlparse, under the compile id in work; free when no trace is being written."""
-    from torch._logging import trace_structured
+    from torch._logging._internal import trace_structured
 
     trace_structured(
         "artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload

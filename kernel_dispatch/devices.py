@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 from kernel_dispatch.selection import Machine
 from lowering import providers, targets
@@ -27,14 +26,14 @@ def probe_provider(name: str) -> Probe:
         return Probe.no(f"its probe raised {type(error).__name__}: {error}")
 
 
-def absent_providers() -> Mapping[str, str]:
-    """Providers that do not work here -> why."""
-    answers = {name: probe_provider(name) for name in providers.names()}
-    return {name: found.reason for name, found in answers.items() if not found.available}
+def absent(provider: str) -> str:
+    """Why a provider does not work here; empty if it does."""
+    found = probe_provider(provider)
+    return "" if found.available else found.reason
 
 
 def this_machine() -> Machine:
-    return Machine(targets.known(), probe, absent_providers)
+    return Machine(targets.known(), probe, absent)
 
 
 def available_targets() -> list[str]:

@@ -64,6 +64,31 @@ def owner() -> tuple[Any, str]:
     return wrapped, _frame_name(wrapped)
 
 
+def wrapper_in_work() -> Any:
+    """The object that torch.compile made around our backend for this compilation; it holds the
+    options, and equal ones share compiled graphs."""
+    for frame in _frames():
+        candidate = frame.f_locals.get("self")
+        if type(candidate).__name__ == _WRAPPER:
+            return candidate
+    return None
+
+
+def wrapper_of(compiled: Any) -> Any:
+    """The same object, for a callable that torch.compile returned; None for any other."""
+    compiled = getattr(compiled, "_compiled_call_impl", None) or compiled
+    cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    for link in (getattr(compiled, "dynamo_ctx", None), *cells):
+        for name in ("callback", *["_torchdynamo_orig_backend"] * 6):
+            link = getattr(link, "__dict__", {}).get(name, link)
+            if type(link).__name__ == _WRAPPER:
+                return link
+    return None
+
+
+_WRAPPER = "_TorchCompileWrapper"
+
+
 def _frames() -> Iterator[types.FrameType]:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -123,8 +148,6 @@ def visible(error: UnifiedError) -> BaseException:
     shown = _visible[kind](*error.args, first_useful_frame=None)
     shown.__cause__ = error.__cause__
     return shown
-
-
 
 
 @dataclass(frozen=True)

@@ -108,21 +108,12 @@ def compiled_afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _kwargs_of(compiled: Any) -> dict[str, Any]:
     """mode= and options= of an already compiled callable, if it was compiled by us."""
-    if not hasattr(compiled, "get_compiler_config") and not hasattr(compiled, "dynamo_ctx"):
-        return {}
-    for holder in (compiled, getattr(compiled, "dynamo_ctx", None)):
-        callback = getattr(holder, "callback", None)
-        for _ in range(8):
-            if callback is None:
-                break
-            kwargs = getattr(callback, "kwargs", None)
-            if getattr(callback, "compiler_name", "") == "unified" and kwargs is not None:
-                return dict(kwargs)
-            callback = getattr(callback, "_torchdynamo_orig_backend", None)
-    return {}
+    wrapper = dynamo.wrapper_of(compiled)
+    ours = getattr(wrapper, "compiler_name", "") == "unified"
+    return dict(wrapper.kwargs) if ours else {}
 
 
-class watching:  # noqa: N801  (reads as a function where it is used)
+class watching:
     """Collects what is compiled inside the block, in whatever functions."""
 
     def __enter__(self) -> watching:

@@ -65,7 +65,7 @@ class Guard:
         copies = None if self._rehearsed else self._copy_written(args)
         try:
             result = self._listened(run, args) if self._listens else run(*args)
-        except Exception as error:  # noqa: BLE001  (whatever it is, eager decides whose fault)
+        except Exception as error:
             if provider == "eager":
                 raise
             result = self._recover(error, provider, args, copies)
@@ -108,7 +108,7 @@ class Guard:
         _put_back(args, copies)
         try:
             result = self._eager(*args)
-        except Exception as users_error:  # noqa: BLE001
+        except Exception as users_error:
             raise users_error from None
         with self._lock:
             demoted, self._run, self._provider = self._provider != "eager", self._eager, "eager"

@@ -17,7 +17,8 @@ from kernel_dispatch.facts import GraphFacts, op_name
 from kernel_dispatch.reporting import GraphReport
 from lowering import targets
 from lowering.contract import Compiled, Graph
-from lowering.graphs import clone, place as place_of
+from lowering.graphs import clone
+from lowering.graphs import place as place_of
 from lowering.reasons import Reason
 
 CompileOnTarget = Callable[[fx.GraphModule, Sequence[Any], GraphReport], tuple[str, Compiled]]

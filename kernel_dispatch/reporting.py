@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kernel_dispatch import dynamo
 from kernel_dispatch.facts import GraphFacts
 from kernel_dispatch.selection import Plan
 from kernel_dispatch.settings import Settings
@@ -65,6 +66,7 @@ class GraphReport:
     _region_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _owner: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
+    _wrapper: Any = field(default=None, repr=False, compare=False)
 
     @property
     def target(self) -> str:
@@ -194,23 +196,28 @@ def open_record(**fields: Any) -> GraphReport:
     with _lock:
         record = GraphReport(index=_opened, **fields)
         _opened += 1
-        record._owner = _reference(owner)
+        record._owner, record._wrapper = _reference(owner), dynamo.wrapper_in_work()
         _log.append(record)
         del _log[:-_KEPT]
     return record
 
 
 def report(compiled: Any = None) -> Report:
-    """All graphs of this process, or those of one callable that torch.compile returned.
+    """All graphs of this process, or those of one callable.
 
-    Called as `report(compiled_model)` it also accepts the original model or function.
+    `report(compiled)` gives the graphs of that compiled callable; `report(model)`, with the
+    original model or function, those of all its compilations.
     """
     with _lock:
         records = list(_log)
     if compiled is None:
         return Report(records)
-    wanted = origin(compiled)
-    return Report(record for record in records if record._owner() is wanted)
+    wanted, wrapper = origin(compiled), dynamo.wrapper_of(compiled)
+    return Report(
+        record
+        for record in records
+        if record._owner() is wanted and (wrapper is None or record._wrapper == wrapper)
+    )
 
 
 def clear() -> None:
@@ -251,7 +258,7 @@ def fell_back(
     reason: Reason,
     error: BaseException | None = None,
 ) -> None:
-    """The one way in which a fallback happens: recorded, warned of once, an error in strict mode."""
+    """The one way to fall back: recorded, warned of once, an error in strict mode."""
     name = type(error).__name__ if error is not None else ""
     fallback = Fallback(stage, provider, taken_by, reason, name)
     with _lock:

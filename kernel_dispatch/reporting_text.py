@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernel_dispatch.reporting import GraphReport
@@ -23,7 +23,8 @@ def graph_text(graph: GraphReport, verbose: bool) -> str:
     """Three lines for a graph where all went well; more only where there is more to say."""
     source = dict(graph.settings.sources).get("level", "default")
     lines = [
-        f"graph {graph.compile_id} of {graph.function}" + (f"  {graph.place}" if graph.place else "")
+        f"graph {graph.compile_id} of {graph.function}"
+        + (f"  {graph.place}" if graph.place else "")
     ]
     lines.append(
         f"  target {graph.target}, provider {graph.provider}, level {graph.level} (from {source}), "
@@ -39,7 +40,7 @@ def graph_text(graph: GraphReport, verbose: bool) -> str:
     if graph.graph_break:
         lines.append(f"  ends at a graph break: {graph.graph_break}")
     if graph.recompile_reason:
-        lines.append(f"  recompiled because {graph.recompile_reason}")
+        lines.append(f"  recompiled because {_shortened(graph.recompile_reason)}")
     lines += [f"  note: {note}" for note in graph.notes]
     if graph.transfers:
         lines.append(f"  moved {graph.transfers} tensors between devices")
@@ -47,6 +48,10 @@ def graph_text(graph: GraphReport, verbose: bool) -> str:
     if verbose:
         lines += [f"  {line}" for line in _rejections(graph)]
     return "\n".join(lines)
+
+
+def _shortened(text: str, limit: int = 160) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 _STAGES = {"plan": "planning", "compile": "compiling", "run": "running"}
@@ -69,7 +74,7 @@ def _facts(graph: GraphReport) -> str:
     )
 
 
-def _region_line(region: dict) -> str:  # type: ignore[type-arg]
+def _region_line(region: dict[str, Any]) -> str:
     return (
         f"  region {region['region']} x{region['count']}: {region['provider']}, "
         f"ran {region['runs']} times {region.get('detail', '')}".rstrip()

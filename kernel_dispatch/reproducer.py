@@ -81,7 +81,9 @@ def reproducer(gm: fx.GraphModule, record: GraphReport) -> str:
 def _expression(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         shape, stride = [[_number(n) for n in sizes] for sizes in (value.shape, value.stride())]
-        return f"make({shape}, {stride}, {value.dtype}, {value.device.type!r}, {value.requires_grad})"
+        return (
+            f"make({shape}, {stride}, {value.dtype}, {value.device.type!r}, {value.requires_grad})"
+        )
     return repr(_number(value))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +74,7 @@ class Machine:
 
     targets: Sequence[Target]
     probe: Callable[[Target], Probe]
-    absent: Callable[[], Mapping[str, str]]  # provider -> why it does not work here
+    absent: Callable[[str], str]  # provider -> why it does not work here; empty if it does
 
 
 @dataclass(frozen=True)
@@ -116,19 +116,19 @@ def _came_later(target: Target, chosen: Target) -> Reason:
     return Reason("lower-priority", f"{target.name} takes it too, and {chosen.name} comes first")
 
 
-def _assess(
-    target: Target, facts: GraphFacts, settings: Settings, machine: Machine
-) -> _Assessment:
+def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Machine) -> _Assessment:
     found = machine.probe(target)
     if no := _target_reasons(target, found, facts, settings):
         return _Assessment(target, refusals=(Rejection(target.name, "", GRAPH, no),))
+    rows = sorted(target.rows, key=lambda row: -row.priority)
+    # A probe may cost a second (Inductor's imports its compiler), so only what the level may use.
+    wanted = {row.provider for row in rows if row.level <= settings.level}
     situation = Situation(
         level=settings.level,
         features=frozenset(found.details.get("features", ())),
         disabled=settings.disable,
-        absent=machine.absent(),
+        absent={name: why for name in wanted if (why := machine.absent(name))},
     )
-    rows = sorted(target.rows, key=lambda row: -row.priority)
     answers = [(row, check(row, facts.work(), situation)) for row in rows if row.region == GRAPH]
     return _Assessment(
         target,
@@ -142,7 +142,9 @@ def _assess(
         missing=tuple(
             no[0] for _, no in answers if [reason.code for reason in no] == ["provider-absent"]
         ),
-        refusals=tuple(Rejection(target.name, row.provider, GRAPH, no) for row, no in answers if no),
+        refusals=tuple(
+            Rejection(target.name, row.provider, GRAPH, no) for row, no in answers if no
+        ),
     )
 
 

@@ -213,7 +213,7 @@ _context: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
 )
 
 
-class configure(contextlib.ContextDecorator):  # noqa: N801  (reads as a function where it is used)
+class configure(contextlib.ContextDecorator):
     """`with kernel_dispatch.configure(level="O1"): ...` for graphs compiled inside the block.
 
     Also a decorator. Values are checked at once, and the setting belongs to this thread or task.

@@ -66,8 +66,8 @@ def inductor_pass(request: Request, taken: list[Region]) -> Any:
 
 def run_with_library_calls(request: Request) -> Compiled:
     """The ATen graph, op by op, with regions computed by their providers: needs no compiler."""
-    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     taken: list[Region] = []
 

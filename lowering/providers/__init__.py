@@ -11,12 +11,17 @@ from lowering.contract import Provider
 MODULES = ("eager", "inductor", "mkldnn")
 
 
+def ours() -> tuple[Provider, ...]:
+    """The providers that come with this package."""
+    records = (importlib.import_module(f"lowering.providers.{name}").PROVIDER for name in MODULES)
+    return tuple(records)
+
+
 @functools.cache
 def known() -> dict[str, Provider]:
     """name -> provider: ours, and the ones that third-party targets bring along."""
-    ours = [importlib.import_module(f"lowering.providers.{name}").PROVIDER for name in MODULES]
     brought = [provider for target in targets.known() for provider in target.providers]
-    return {provider.name: provider for provider in [*brought, *ours]}
+    return {provider.name: provider for provider in [*brought, *ours()]}
 
 
 def names() -> list[str]:

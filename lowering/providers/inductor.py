@@ -52,7 +52,7 @@ def compile(request: Request) -> Compiled:
     regions: list[Region] = []
     if request.region_rows:
         config["post_grad_custom_pre_pass"] = region_pass.inductor_pass(request, regions)
-    run = compile_fx(
+    run: Any = compile_fx(
         request.graph,
         list(request.example_inputs),
         config_patches=config or None,

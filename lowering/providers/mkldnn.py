@@ -32,9 +32,7 @@ _library = torch.library.Library("kernel_dispatch", "DEF")
 _library.define("mkldnn_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
 
 
-def _linear(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if not input.numel() or not weight.numel():  # oneDNN has no empty products
         observing.region_ran("linear", "eager")
         return torch.nn.functional.linear(input, weight, bias)

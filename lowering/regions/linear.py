@@ -49,7 +49,7 @@ def find(graph: fx.Graph, stays: Collection[str]) -> Iterator[Linear]:
 def _transposed_from(node: fx.Node) -> fx.Node | None:
     """The graph input whose transpose this is."""
     is_transpose = node.target is aten.t.default or (
-        node.target is aten.permute.default and list(node.args[1]) == [1, 0]
+        node.target is aten.permute.default and node.args[1] == [1, 0]
     )
     if not is_transpose or not isinstance(node.args[0], fx.Node):
         return None

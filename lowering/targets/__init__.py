@@ -18,10 +18,16 @@ GROUP = "kernel_dispatch.targets"
 MODULES = ("cuda", "rocm", "xla", "xpu", "neuron", "mps", "cpu")
 
 
+def ours() -> tuple[Target, ...]:
+    """The targets that come with this package."""
+    records = (importlib.import_module(f"lowering.targets.{name}").TARGET for name in MODULES)
+    return tuple(records)
+
+
 @functools.cache
 def known() -> tuple[Target, ...]:
     """All targets, highest priority first. Loading a record probes nothing."""
-    found = [importlib.import_module(f"lowering.targets.{name}").TARGET for name in MODULES]
+    found = list(ours())
     taken = {name for target in found for name in (target.name, *target.aliases)}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:

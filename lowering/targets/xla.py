@@ -56,7 +56,7 @@ def _refuses_xla(version: str) -> str:
 TARGET = Target(
     name="xla",
     summary="Google TPUs: found and reported, not compiled for",
-    device_types=("xla",),
+    device_types=("xla", "tpu"),
     probe=probe,
     aliases=("tpu",),
     priority=50,

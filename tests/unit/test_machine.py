@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lowering import machine
+from lowering.contract import Probe
 from lowering.machine import Sources, cpu_from
 
 pytestmark = pytest.mark.quick
@@ -52,7 +53,7 @@ def v2(path: str, **files: str) -> dict[str, str]:
 def test_x86_record() -> None:
     facts = cpu_from(linux({"/proc/cpuinfo": EPYC, "/proc/meminfo": "MemTotal:  1024 kB\n"}))
     assert (facts.vendor, facts.model) == ("amd", "AMD EPYC 9654 96-Core Processor")
-    assert facts.isa == set(["sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16"])
+    assert facts.isa == {"sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16"}
     assert facts.memory_bytes == 1024 * 1024
     assert facts.cgroup_cores is None
     assert facts.effective_cores == 16
@@ -219,7 +220,7 @@ def test_deep_check_reports_what_the_compiler_said(monkeypatch: pytest.MonkeyPat
     def fail(source: object, folder: str) -> None:
         raise RuntimeError("tiny.cpp:2: fatal error: vector: No such file")
 
-    ready = machine.Probe.yes("g++ 12", compiler="/usr/bin/g++")
+    ready = Probe.yes("g++ 12", compiler="/usr/bin/g++")
     monkeypatch.setattr(machine, "toolchain", lambda: ready)
     monkeypatch.setattr(machine, "_build", fail)
     found = machine.toolchain_deep()

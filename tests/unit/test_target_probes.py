@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -278,7 +278,7 @@ def test_neuron_survives_a_half_made_module(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("module", [cuda, rocm, xpu])
 def test_cpu_build_names_the_command_for_the_same_torch(
-    module: SimpleNamespace, build: Callable[..., None]
+    module: ModuleType, build: Callable[..., None]
 ) -> None:
     build("2.9.1+cpu")
     found = module.probe()

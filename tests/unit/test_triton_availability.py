@@ -28,7 +28,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         names += ["triton.compiler", "triton.compiler.compiler", "triton.backends"]
         for name in names:
             module = types.ModuleType(name)
-            module.__path__ = []  # type: ignore[attr-defined]
+            module.__path__ = []
             monkeypatch.setitem(sys.modules, name, module)
         sys.modules["triton"].__version__ = "3.6.0"  # type: ignore[attr-defined]
         if key_in:
@@ -81,6 +81,11 @@ def test_a_triton_without_triton_key_is_refused(install: Install) -> None:
     assert found.importable
     assert not found.usable
     assert "triton_key" in found.reason
+
+
+def test_a_missing_triton_key_outranks_a_missing_driver(install: Install) -> None:
+    install(driver=lambda: False, key_in=None)
+    assert "triton_key" in availability.status().reason
 
 
 def test_a_driver_that_raises_is_a_reason(install: Install) -> None:

@@ -1,0 +1,47 @@
+# Every target sets up its own virtual environment when that is missing or out of date.
+# On a machine with a GPU: make TORCH="torch==2.13.0 --index-url ..." VENV=.venv-gpu demo
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test quick sweep check format docs bench clean
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $(READY)
+
+demo: $(READY)  ## a real transformer: times of eager, inductor and unified O0-O3, and the report
+	$(BIN)/python -m benchmarks.demo
+
+test: $(READY)  ## the whole suite, under 20 minutes on 2 cores
+	$(BIN)/python -m pytest
+
+quick: $(READY)  ## the tier without compilers and second processes, under 90 seconds
+	$(BIN)/python -m pytest -m quick
+
+sweep: $(READY)  ## every op of torch's OpInfo database; about an hour on 2 cores
+	$(BIN)/python -m tests.sweep
+
+check: $(READY)  ## format, lint, types, import rules, generated documentation
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+
+format: $(READY)  ## put format and generated documentation right
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/python docs/generate.py
+
+bench: $(READY)  ## the levels against eager and Inductor, with pytest-benchmark
+	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json=benchmark.json
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info benchmark.json torch_compile_debug
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks: how fast, against whom. They use the public API only."""
