@@ -42,7 +42,12 @@ class Explanation:
 
     @property
     def recompiles(self) -> list[str]:
-        return [f"{f.function}: {f.recompile_reason}" for f in self.frames if f.recompile_reason]
+        """Why Dynamo compiled a function again; that explain() itself is a new backend is not one."""
+        return [
+            f"{frame.function}: {frame.recompile_reason}"
+            for frame in self.frames
+            if frame.recompile_reason and "BACKEND_MATCH" not in frame.recompile_reason
+        ]
 
     @property
     def never_called(self) -> Reason | None:

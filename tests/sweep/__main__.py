@@ -142,13 +142,14 @@ def _summary(results: list[Result], meta: dict) -> int:
             counts["form only"] += result.compared == "form"
             counts["by eager"] += result.compared == "eager"
             counts["no graph"] += result.graphs == 0
-    columns = ("pass", "fail", "expected", "skip", "form only", "by eager", "no graph")
+            counts["fell back"] += bool(result.fallbacks)
+    columns = ("pass", "fail", "expected", "skip", "form only", "by eager", "no graph", "fell back")
     print(f"{'level':6}{'direction':10}{'dtype':10}" + "".join(f"{c:>10}" for c in columns))
     for (level, direction, dtype), counts in sorted(table.items()):
         cells = "".join(f"{counts[column]:>10}" for column in columns)
         print(f"{level:6}{direction:10}{dtype:10}{cells}")
     print("form only: random or uninitialised; by eager: no float64 form; no graph: a graph break,")
-    print("the backend was not called. These three are among the passes.")
+    print("the backend was not called. These and what fell back are among the passes.")
     for line in unexpected:
         print(f"UNEXPECTED {line}")
     print(f"{len(results)} results, {len(unexpected)} unexpected, {meta['seconds']} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,9 +20,14 @@ from tests.support.numerics import (
     is_inexact,
     to_reference,
 )
+from tests.support.reports import fallbacks_of
 from tests.sweep.samples import UNINITIALISED, Case, Sample, has_direction, ops, samples, seed_of
 
 OpFunction = Callable[..., Any]
+
+# Ops whose output shape or value depends on data break the graph by default, and then nothing of
+# them would be tested.
+CAPTURE = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
 
 
 @dataclass
@@ -38,7 +44,8 @@ class Result:
     compared: str = ""
     candidate_error: float = 0.0
     eager_error: float = 0.0
-    graphs: int = 0
+    graphs: int = 0  # 0: the graph broke before the op, so the backend was never called
+    fallbacks: str = ""
     seconds: float = 0.0
 
     @property
@@ -105,7 +112,9 @@ def _run_level(
         compiled = compile_at(level, _function(case), backend=backend)
         result.compared = baseline.compared_at(level)
         try:
-            candidate = _run(case, sample, direction, compiled)
+            with warnings.catch_warnings(), torch._dynamo.config.patch(CAPTURE):
+                warnings.simplefilter("ignore")  # a fallback's warning: it stands in the result
+                candidate = _run(case, sample, direction, compiled)
             errors = _judge(candidate, baseline, level, result.label)
         except AssertionError as error:
             result.status, result.detail = "fail", f"value: {error}"
@@ -115,6 +124,8 @@ def _run_level(
             result.status, result.detail = "pass", ""
             result.candidate_error = max((e.candidate for e in errors), default=0.0)
             result.eager_error = max((e.eager for e in errors), default=0.0)
+        if backend == "unified":
+            result.fallbacks = "; ".join(fallbacks_of(compiled))[:500]
         result.graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         if result.status == "fail":
             break

@@ -118,6 +118,9 @@ class _Worker:
             return "crash", f"the process ended with code {self.process.exitcode}"
 
     def stop(self) -> None:
+        if self.alive:
+            self.pipe.send(None)
+            self.process.join(5)
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -130,9 +133,8 @@ def _serve(pipe: Connection, settings: Settings) -> None:
     torch.set_num_threads(1)  # tiny tensors; and eager's own sums stay in one order
     pipe.send(("ready", None))
     while True:
-        try:
-            task = pipe.recv()
-        except EOFError:
+        task = pipe.recv()
+        if task is None:
             return
         results = run_case(
             task.case, task.direction, task.levels,
