@@ -12,15 +12,15 @@ from typing import Any
 from torch import fx
 
 from kernel_dispatch import caches, debug, devices, dynamo, placement, reporting
-from kernel_dispatch.facts import GraphFacts, collect
+from kernel_dispatch.facts import GraphFacts, collect, nothing_known
 from kernel_dispatch.guard import Guard, with_threads
 from kernel_dispatch.reporting import GraphReport
 from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
 from lowering import providers, targets
 from lowering.contract import Compiled, Graph, Request
-from lowering.errors import UnifiedError
-from lowering.graphs import clone, lean_clone
+from lowering.errors import UnifiedError, UnifiedWarning
+from lowering.graphs import clone, first_place, lean_clone
 from lowering.reasons import Reason
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,9 @@ def unified(
     Keyword arguments that a newer torch adds are accepted and noted in the report.
     """
     try:
+        settings = resolve(mode, options)
         with _compiling:
-            return _pipeline(gm, example_inputs, mode, options, unknown_kwargs)
+            return _pipeline_or_eager(gm, example_inputs, settings, unknown_kwargs)
     except UnifiedError as error:
         raise dynamo.visible(error) from error.__cause__
 
@@ -58,16 +59,37 @@ def reset() -> None:
 unified.reset = reset  # type: ignore[attr-defined]
 
 
+def _pipeline_or_eager(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    unknown_kwargs: Mapping[str, Any],
+) -> Graph:
+    """A bug of ours must not stop the user: then the graph runs as Dynamo captured it."""
+    untouched = lean_clone(gm)
+    try:
+        return _pipeline(gm, example_inputs, settings, unknown_kwargs)
+    except (UnifiedError, UnifiedWarning):
+        raise
+    except Exception as error:
+        if dynamo.minifying() or isinstance(error, dynamo.control_flow_errors()):
+            raise
+        facts = nothing_known(first_place(gm))
+        chosen = Plan("none", ("eager",), (), ())
+        record = _open(gm, settings, facts, chosen, {}, unknown_kwargs)
+        reason = Reason("internal-error", str(error) or repr(error), facts.place)
+        log.info("a bug of kernel_dispatch", exc_info=True)
+        reporting.fell_back(record, "plan", "unified", "eager", reason, error)
+        return Guard(record, "eager", untouched.forward, untouched.forward)
+
+
 def _pipeline(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
-    mode: str | None,
-    options: Mapping[str, Any] | None,
+    settings: Settings,
     unknown_kwargs: Mapping[str, Any],
 ) -> Graph:
     seconds: dict[str, float] = {}
-    with _timed("settings", seconds):
-        settings = resolve(mode, options)
     with _timed("facts", seconds):
         facts = collect(gm, example_inputs)
     with _timed("plan", seconds):
@@ -177,7 +199,7 @@ def _compile_on_target(
         except dynamo.control_flow_errors():
             raise
         except Exception as error:
-            if dynamo.minifying() or name == "eager":
+            if dynamo.minifying():
                 raise
             following = names[position + 1] if position + 1 < len(names) else "eager"
             reason = Reason("compile-failed", str(error) or repr(error), record.place)

@@ -42,7 +42,7 @@ class Explanation:
 
     @property
     def recompiles(self) -> list[str]:
-        """Why Dynamo compiled a function again; that explain() itself is a new backend is not one."""
+        """Why Dynamo compiled a function again, not counting that explain() is a new backend."""
         return [
             f"{frame.function}: {frame.recompile_reason}"
             for frame in self.frames

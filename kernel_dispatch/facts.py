@@ -74,6 +74,19 @@ class GraphFacts:
         return asdict(self) | {"ops": dict(self.ops)}
 
 
+def nothing_known(place: str) -> GraphFacts:
+    """For a graph that could not be read: the report still has a row for it."""
+    empty: dict[str, Any] = dict.fromkeys(
+        ("ops", "dtypes", "devices", "inputs", "dynamic_dims", "written_inputs", "subclasses"), ()
+    )
+    zero: dict[str, Any] = dict.fromkeys(
+        ("op_count", "parameters", "parameter_bytes", "flops", "bytes_moved", "bytes_at_boundary"),
+        0,
+    )
+    flags: dict[str, Any] = dict.fromkeys(("dynamic", "training", "random"), False)
+    return GraphFacts(**empty, **zero, **flags, place=place)
+
+
 # Nodes that move no data: they only look at, or rename, what is already there.
 _FREE = frozenset(
     "getitem view view_as reshape transpose permute unsqueeze squeeze expand expand_as t mT detach "

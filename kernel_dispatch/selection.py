@@ -174,8 +174,8 @@ def _demand(settings: Settings, machine: Machine) -> None:
             f"device {str(wish)!r} was forced (from {source}) and is not here: {found.reason}."
             f"{fix} Available: {', '.join(here)}."
         )
-    count = found.details.get("device_count")
-    if wish.index is not None and isinstance(count, int) and wish.index >= count:
+    count = int(found.details.get("device_count", 1))
+    if wish.index is not None and wish.index >= count:
         raise BackendNotAvailableError(
             f"device {str(wish)!r} was forced (from {source}), and {wish.target} has {count} "
             f"device(s), numbered from 0. Available: {', '.join(here)}."

@@ -253,8 +253,17 @@ class configure(contextlib.ContextDecorator):
 
 def _option(name: str, source: str) -> Option:
     if name not in _BY_NAME:
-        raise unknown("option", name, _BY_NAME, source)
+        error = unknown("option", name, _BY_NAME, source)
+        if _is_inductors(name):
+            raise SettingError(f'{error} It is an option of Inductor: inductor={{"{name}": ...}}.')
+        raise error
     return _BY_NAME[name]
+
+
+def _is_inductors(name: str) -> bool:
+    import torch._inductor
+
+    return name in torch._inductor.list_options()
 
 
 def _mode_level(mode: str) -> tuple[Level, str | None]:

@@ -65,7 +65,7 @@ CONTRACTS = (
     Contract(
         Level.O1,
         "conservative",
-        "library calls and prepacked weights; needs no C++ compiler; TF32 off; same dtype",
+        "library calls and prepacked weights; needs no C++ compiler; same dtype",
         "error against float64 at most 2x eager's own + 4 eps, per output",
         "seconds",
     ),

@@ -30,6 +30,7 @@ CODES: dict[str, str] = {
     "compile-failed": "The lowering raised while compiling; the next provider took over.",
     "run-failed": "The compiled graph raised when it ran; eager took over for this graph.",
     "out-of-memory": "The compiled graph ran out of device memory; eager took over.",
+    "internal-error": "A bug of kernel_dispatch itself; the graph runs eagerly. Please report it.",
     "refused-at-run": "A region's kernel refused its actual inputs; plain torch computed it.",
     "placement-refused": "The graph cannot be moved to the forced device.",
     "recompile-limit": "Dynamo reaches its recompile limit; further shapes run uncompiled.",

@@ -52,12 +52,32 @@ def compile(request: Request) -> Compiled:
     regions: list[Region] = []
     if request.region_rows:
         config["post_grad_custom_pre_pass"] = region_pass.inductor_pass(request, regions)
+    failures: list[Exception] = []
     run: Any = compile_fx(
         request.graph,
         list(request.example_inputs),
+        inner_compile=_remembering(failures),
         config_patches=config or None,
     )
+    if failures:
+        # AOTAutograd puts off a backward that failed to compile with dynamic shapes until it is
+        # needed, which would raise in the user's backward(). Now there is still a way back.
+        raise failures[0]
     return Compiled(run=run, regions=regions)
+
+
+def _remembering(failures: list[Exception]) -> Any:
+    """Inductor's compile function, keeping hold of what it raises."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compile_fx_inner(*args, **kwargs)
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    return inner_compile
 
 
 def dump_pass(folder: str) -> Any:

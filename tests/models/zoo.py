@@ -34,7 +34,7 @@ HIDDEN = 64
 LAYERS = 2
 HEADS = 4
 BATCH = 2
-LENGTH = 16
+LENGTH = 8
 IMAGE = 32
 LABELS = 5
 SPREAD = 0.15
@@ -74,6 +74,12 @@ def _text_with_class(generator: torch.Generator) -> Inputs:
 
 def _text(generator: torch.Generator) -> Inputs:
     tokens = _tokens(generator)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _short_text(generator: torch.Generator) -> Inputs:
+    """A state-space model unrolls its scan over time: compile time grows with the length."""
+    tokens = _tokens(generator, LENGTH // 2)
     return {"input_ids": tokens, "labels": tokens.clone()}
 
 
@@ -191,11 +197,11 @@ def _mamba() -> PreTrainedModel:
 ENTRIES = (
     Entry("encoder", _bert, _text_with_class, ("key.bias",)),
     Entry("decoder", _llama, _text),
-    Entry("vision_transformer", _vit, _image, ("key.bias",)),
+    Entry("vision_transformer", _vit, _image, ("k_proj.bias",)),
     Entry("cnn", _resnet, _image),
     Entry("encoder_decoder", _t5, _two_texts),
     Entry("mixture_of_experts", _mixtral, _text),
-    Entry("state_space", _mamba, _text),
+    Entry("state_space", _mamba, _short_text),
 )
 BY_NAME = {entry.name: entry for entry in ENTRIES}
 

@@ -13,11 +13,13 @@ Level O0 promises more: every bit is eager's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 EAGER_FACTOR = 2.0
@@ -55,11 +57,37 @@ def to_reference(tree: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and is_inexact(leaf):
             wide = leaf.detach().to(_wide(leaf.dtype))
             return wide.requires_grad_(leaf.requires_grad)
-        if isinstance(leaf, torch.dtype) and (leaf.is_floating_point or leaf.is_complex):
-            return _wide(leaf)
-        return leaf
+        return _wide_dtype(leaf)
 
     return pytree.tree_map(convert, tree)
+
+
+@contextmanager
+def double_by_default() -> Iterator[None]:
+    """Integers promote to float64, and factories without a dtype give it."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+@contextmanager
+def all_in_double() -> Iterator[None]:
+    """For the reference run of a whole model: casts to float32 inside of it stay in float64."""
+    with double_by_default(), _WideCasts():
+        yield
+
+
+class _WideCasts(TorchFunctionMode):
+    _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._CASTS:
+            return args[0].double()
+        args, kwargs = pytree.tree_map(_wide_dtype, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def measure(candidate: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> Errors:
@@ -223,6 +251,13 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor
     return tensor.contiguous().view(_BITS[tensor.element_size()])
+
+
+def _wide_dtype(leaf: Any) -> Any:
+    """A floating dtype, given as a value, in its wide form; everything else as it is."""
+    if isinstance(leaf, torch.dtype) and (leaf.is_floating_point or leaf.is_complex):
+        return _wide(leaf)
+    return leaf
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

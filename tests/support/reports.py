@@ -25,6 +25,11 @@ def fallbacks_of(compiled: Any) -> list[str]:
     ]
 
 
+def providers_of(compiled: Any) -> list[str]:
+    """Who computed the graphs, each name once."""
+    return sorted({graph.provider for graph in graph_reports(compiled)})
+
+
 def assert_ran_as_planned(compiled: Any, level: str, target: str = "cpu") -> None:
     """Graphs were compiled for the target and the level, they ran, and nothing fell back."""
     if BACKEND != "unified":

@@ -17,10 +17,11 @@ from tests.support.numerics import (
     assert_bit_identical,
     assert_contract,
     assert_same_form,
+    double_by_default,
     is_inexact,
     to_reference,
 )
-from tests.support.reports import fallbacks_of
+from tests.support.reports import fallbacks_of, providers_of
 from tests.sweep.samples import UNINITIALISED, Case, Sample, has_direction, ops, samples, seed_of
 
 OpFunction = Callable[..., Any]
@@ -45,6 +46,7 @@ class Result:
     candidate_error: float = 0.0
     eager_error: float = 0.0
     graphs: int = 0  # 0: the graph broke before the op, so the backend was never called
+    providers: str = ""  # who computed the graphs, as the report has it
     fallbacks: str = ""
     seconds: float = 0.0
 
@@ -125,6 +127,7 @@ def _run_level(
             result.candidate_error = max((e.candidate for e in errors), default=0.0)
             result.eager_error = max((e.eager for e in errors), default=0.0)
         if backend == "unified":
+            result.providers = ",".join(providers_of(compiled))
             result.fallbacks = "; ".join(fallbacks_of(compiled))[:500]
         result.graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         if result.status == "fail":
@@ -169,14 +172,11 @@ def _baseline(case: Case, sample: Sample, direction: str) -> _Baseline | str:
 def _reference(case: Case, sample: Sample, direction: str, function: OpFunction) -> Any:
     """The op in float64; None where it has no float64 form."""
     wide = Sample(to_reference(sample.arguments), sample.process_outputs)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # int -> float promotion and factories widen too
     try:
-        return _run(case, wide, direction, function)
+        with double_by_default():
+            return _run(case, wide, direction, function)
     except Exception:  # noqa: BLE001 - no reference; the caller says so in `compared`
         return None
-    finally:
-        torch.set_default_dtype(default)
 
 
 def _state_after(call: Callable[[], Any]) -> torch.Tensor:

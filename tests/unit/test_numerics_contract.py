@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.numerics import (
+    all_in_double,
     assert_bit_identical,
     assert_contract,
     assert_same_form,
@@ -151,3 +152,15 @@ def test_the_reference_is_double_and_keeps_what_is_no_float() -> None:
     assert leaf.requires_grad
     assert leaf.is_leaf
     assert leaf.dtype == torch.complex128
+
+
+def test_a_reference_run_stays_in_double_through_casts_inside_of_the_model() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.float().to(torch.bfloat16).softmax(0, dtype=torch.float32) + torch.ones(3)
+
+    x = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    with all_in_double():
+        wide = model(x)
+    assert torch.equal(wide, x.softmax(0) + 1)
+    assert model(x).dtype == torch.float32
+    assert torch.get_default_dtype() == torch.float32
