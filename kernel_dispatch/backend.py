@@ -17,7 +17,7 @@ from kernel_dispatch.guard import Guard, with_threads
 from kernel_dispatch.reporting import GraphReport
 from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
-from lowering import providers, targets
+from lowering import packing, providers, targets
 from lowering.contract import Compiled, Graph, Request
 from lowering.errors import UnifiedError, UnifiedWarning
 from lowering.graphs import clone, first_place, lean_clone
@@ -54,6 +54,7 @@ def reset() -> None:
     reporting.clear()
     devices.forget()
     placement.forget()
+    packing.forget()
 
 
 unified.reset = reset  # type: ignore[attr-defined]

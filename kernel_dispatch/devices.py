@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-
 from kernel_dispatch.selection import Machine
 from lowering import providers, targets
 from lowering.contract import Probe, Target
 
+_answers: dict[str, Probe] = {}  # target name -> what its probe said
 
-@functools.cache
+
 def probe(target: Target) -> Probe:
     """A target's probe, asked once per process; a probe that raises is a `no` with its error."""
-    try:
-        return target.probe()
-    except Exception as error:  # noqa: BLE001  (third-party probes: one bad one stops nobody)
-        return Probe.no(f"its probe raised {type(error).__name__}: {error}")
+    if target.name not in _answers:
+        try:
+            _answers[target.name] = target.probe()
+        except Exception as error:  # noqa: BLE001  (third-party probes: one bad one stops nobody)
+            _answers[target.name] = Probe.no(f"its probe raised {type(error).__name__}: {error}")
+    return _answers[target.name]
 
 
 def probe_provider(name: str) -> Probe:
@@ -43,4 +44,4 @@ def available_targets() -> list[str]:
 
 def forget() -> None:
     """Ask again next time."""
-    probe.cache_clear()
+    _answers.clear()

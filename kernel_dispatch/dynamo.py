@@ -79,14 +79,17 @@ def wrapper_of(compiled: Any) -> Any:
     compiled = getattr(compiled, "_compiled_call_impl", None) or compiled
     cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     for link in (getattr(compiled, "dynamo_ctx", None), *cells):
-        for name in ("callback", *["_torchdynamo_orig_backend"] * 6):
-            link = getattr(link, "__dict__", {}).get(name, link)
+        for _ in range(8):
+            held = getattr(link, "__dict__", {})
+            link = next((held[name] for name in _LINKS if name in held), None)
             if type(link).__name__ == _WRAPPER:
                 return link
     return None
 
 
 _WRAPPER = "_TorchCompileWrapper"
+# How torch's layers around a backend hold the next one; the last is what torch 2.8 calls it.
+_LINKS = ("callback", "_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
 
 def _frames() -> Iterator[types.FrameType]:
@@ -167,6 +170,13 @@ class FrameLog:
 
     def __init__(self) -> None:
         self._seen = {id(entry) for entry in self._entries()}
+        self._refused = self._unimplemented()
+
+    @staticmethod
+    def _unimplemented() -> dict[str, int]:
+        from torch._dynamo.utils import counters
+
+        return dict(counters["unimplemented"])
 
     @staticmethod
     def _entries() -> list[Any]:
@@ -177,6 +187,10 @@ class FrameLog:
     def frames(self) -> list[Frame]:
         new = [entry for entry in self._entries() if id(entry) not in self._seen]
         return [_frame(entry) for entry in new if getattr(entry, "co_name", None)]
+
+    def refused(self) -> list[str]:
+        """What Dynamo could not trace, without a place: torch 2.8 tells no more than this."""
+        return [_headline(text) for text in self._unimplemented() if text not in self._refused]
 
 
 def _frame(entry: Any) -> Frame:

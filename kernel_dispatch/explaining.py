@@ -22,6 +22,7 @@ class Explanation:
 
     graphs: Report
     frames: tuple[dynamo.Frame, ...]
+    refused: tuple[str, ...]
     result: Any
 
     @property
@@ -57,6 +58,10 @@ class Explanation:
         if self.skipped:
             text = f"the backend was never called: {self.skipped[0].text}"
             return Reason("never-called", text, self.skipped[0].place)
+        if self.refused and self.frames:
+            frame = self.frames[0]
+            text = f"the backend was never called: {frame.function}: {'; then '.join(self.refused)}"
+            return Reason("never-called", text, frame.place)
         text = (
             "the backend was never called: the function ran no tensor operation that Dynamo could "
             "capture, is disabled (torch.compiler.disable), or a stance such as force_eager is set"
@@ -127,8 +132,8 @@ class watching:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.frames = tuple(self._frames.frames())
+        self.frames, self.refused = tuple(self._frames.frames()), tuple(self._frames.refused())
         self.graphs = Report(graph for graph in report() if id(graph) not in self._before)
 
     def explanation(self, result: Any = None) -> Explanation:
-        return Explanation(self.graphs, self.frames, result)
+        return Explanation(self.graphs, self.frames, self.refused, result)

@@ -56,7 +56,7 @@ class Guard:
         self._eager = eager
         self._written = tuple(written)
         self._written_unknown = written_unknown
-        self._rehearsed = not self._written
+        self._rehearsed = not self._written or provider == "eager"
         self._lock = threading.Lock()
         self._listens = bool(record.plan.region_rows)
 

@@ -13,6 +13,14 @@ from collections.abc import Callable
 
 import torch
 
+_all: weakref.WeakSet[PackedWeights] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Drop every packed form; each is made again when it is needed."""
+    for weights in list(_all):
+        weights.clear()
+
 
 class PackedWeights:
     """weight -> packed form, for one library."""
@@ -21,6 +29,7 @@ class PackedWeights:
         self._pack = pack
         self._entries: dict[int, tuple[weakref.ref[torch.Tensor], int, int, torch.Tensor]] = {}
         self._lock = threading.Lock()
+        _all.add(self)
         self.packed = 0  # how often a weight was packed, for tests and reports
 
     def get(self, weight: torch.Tensor) -> torch.Tensor:
