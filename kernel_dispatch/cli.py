@@ -501,7 +501,7 @@ def _load_file(path: str) -> ModuleType:
     if not file.is_file():
         raise UsageError(f"there is no file {path!r}.{_near_file(file)}")
     sys.path.insert(0, str(file.resolve().parent))  # its neighbours, as for a script
-    # A name of our own: random.py must not become `random`.
+    # A name of our own: random.py must not pass for `random`.
     spec = importlib.util.spec_from_file_location(f"explained_{file.stem}", file)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)

@@ -326,14 +326,15 @@ def _dtype_row(dtype: str, isa: frozenset[str]) -> Row:
     if native := sorted(isa & (x86 | arm)):
         return Row("CPU", dtype, "ok", f"native, by {' '.join(native)}", details={"native": native})
     wanted = " or ".join(sorted(arm if "neon" in isa else x86))
-    text = f"emulated (no {wanted}): computed by way of float32, so not faster than it"
+    text = f"emulated (no {wanted}): computed by way of float32"
     return Row("CPU", dtype, "info", text, details={"native": []})
 
 
 def _libraries(facts: Facts) -> Iterator[Row]:
     for library in facts.libraries:
         if library.name == "torch":
-            yield Row("Libraries of torch", "torch", "ok", library.detail)
+            kernels = library.detail.partition(": ")[2] or library.detail
+            yield Row("Libraries of torch", "CPU kernels", "ok", kernels)
             continue
         text = " ".join(part for part in (library.version, f"({library.detail})") if part)
         status = "ok" if library.available else "info"
@@ -352,8 +353,8 @@ def _code_generators(facts: Facts) -> Iterator[Row]:
         how = "interpreted, TRITON_INTERPRET is set" if triton.interpreter else "with a GPU driver"
         yield Row(section, "Triton", "ok", f"{triton.version} {how}")
     else:
-        # Only a GPU target needs it, and a torch for GPUs brings its own.
-        wanted = facts.target in ("cuda", "rocm", "xpu")
+        # Only a GPU needs it, and a torch for GPUs brings its own.
+        wanted = any(one.available and target.name in _GPUS for target, one in facts.targets)
         fix = "" if triton.importable else 'pip install "triton>=3.4"'
         yield Row(section, "Triton", "warn" if wanted else "info", triton.reason, fix)
     if triton.foreign_distribution:
@@ -382,13 +383,16 @@ def _details_of(found: Probe) -> dict[str, Any]:
     return {"version": found.version, **found.details}
 
 
+_GPUS = ("cuda", "rocm", "xpu")  # the targets whose code Triton generates
+
+
 def _targets(facts: Facts) -> Iterator[Row]:
     for target, found in facts.targets:
         notes = "".join(f"; {note}" for note in found.details.get("notes", ()))
         details = {"available": found.available, **_details_of(found)}
         if found.available:
             text = f"{shown_version(found)}{notes}"
-            status = "warn" if notes and target.name in ("cuda", "rocm", "xpu") else "ok"
+            status = "warn" if notes and target.name in _GPUS else "ok"
             yield Row("Targets", target.name, status, text, found.fix, details)
             continue
         # Something was installed for this target and does not fit: worth more than "absent".
@@ -421,8 +425,8 @@ def _providers(facts: Facts) -> Iterator[Row]:
         yield Row("Providers", provider.name, status, text, found.fix, details)
     if facts.ipex is not None:
         # Installed and unfit is worth a warning; not installed is as it should be.
-        status = "warn" if facts.ipex.version and not facts.ipex.available else "info"
-        details = {"version": facts.ipex.version}
+        details = _details_of(facts.ipex)
+        status = "warn" if details["version"] and not facts.ipex.available else "info"
         yield Row("Providers", "ipex", status, facts.ipex.reason, facts.ipex.fix, details)
 
 
@@ -470,8 +474,8 @@ def refused_device(wish: str, source: str, here: Iterable[tuple[Target, Probe]])
     forced = f"device {wish!r} was forced (from {source})"
     if not found.available:
         return found.fix, f"{forced} and is not here: {found.reason}. Available: {available}."
-    count = found.details.get("device_count")
-    if index and isinstance(count, int) and int(index) >= count:
+    count = int(found.details.get("device_count", 1))
+    if index and int(index) >= count:
         text = f"{forced}, and {name} has {count} device(s), numbered from 0."
         return "", f"{text} Available: {available}."
     return "", ""
@@ -520,7 +524,12 @@ def _row_lines(row: Row, wide: int, style: Style) -> list[str]:
     text = " ".join(row.text.split())
     if style.width and style.width > len(indent) + 20:
         text = textwrap.fill(
-            text, style.width, initial_indent=indent, subsequent_indent=indent
+            text,
+            style.width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,  # paths
+            break_on_hyphens=False,  # package names
         ).lstrip()
     lines = [f"  {style.mark(row.status)} {row.name:<{wide}}  {text}"]
     if row.fix:  # never wrapped: it is there to be copied

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from transformers import PreTrainedModel, StaticCache
 
 from tests.models.zoo import BY_NAME, ENTRIES, Entry, Inputs, outputs
-from tests.support.compiling import compile_at
+from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.numerics import (
     all_in_double,
     assert_bit_identical,
@@ -37,9 +37,9 @@ every_level = pytest.mark.parametrize("level", LEVELS)
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
+    _forget_graphs()
+    with size_limits_lifted():  # regions of a tiny model are tiny, and would all stay with eager
+        yield
     torch._dynamo.reset()
 
 
@@ -73,20 +73,22 @@ def test_outputs_at_o3(name: str) -> None:
 @every_model
 def test_training_step(entry: Entry, level: str) -> None:
     model = entry.model().train()
+    eager, reference = _trained_baseline(entry, traced=level == "O0" and entry.asks_if_traced)
+    _forget_graphs()
     compiled = compile_at(level, model)
     candidate = _training_step(model, entry.batch(SEEDS[0]), compiled)
-    eager, reference = _trained_baseline(entry)
     for name in eager["gradients"]:
         if name.endswith(entry.null_gradients or "-"):
             largest = max(g.abs().max().item() for g in eager["gradients"].values())
             assert candidate["gradients"].pop(name).abs().max().item() < 1e-5 * largest, name
     _check(level, candidate, *(_without_null(entry, tree) for tree in (eager, reference)))
     assert_ran_as_planned(compiled, level)
-    warm = _graphs()
+    graphs = [_graphs()]
     for seed in SEEDS[1:]:
         model.zero_grad()
         _training_step(model, entry.batch(seed), compiled)
-    assert _graphs() == warm
+        graphs.append(_graphs())
+    assert len(set(graphs)) == 1, f"graphs after each step: {graphs}"
 
 
 @every_level
@@ -98,8 +100,11 @@ def test_greedy_generation_with_a_static_cache(level: str) -> None:
     assert margin > 1e-4, "eager itself is near a tie: choose another seed for the weights"
     assert eager_tokens.unique().numel() > NEW_TOKENS // 4, "the text repeats itself"
     with all_in_double():
-        wide = copy.deepcopy(model).double()
+        wide = _wide(copy.deepcopy(model))
         _, reference, _ = _generate(wide, wide)
+    if level == "O0":  # attention asks whether it is traced, see Entry.asks_if_traced
+        _, eager_logits, _ = _generate(model, torch.compile(model, backend="eager"))
+        _forget_graphs()
     compiled = compile_at(level, model)
     tokens, logits, graphs = _generate(model, compiled)
     assert tokens.tolist() == eager_tokens.tolist()
@@ -109,11 +114,14 @@ def test_greedy_generation_with_a_static_cache(level: str) -> None:
 
 
 def _check_outputs(entry: Entry, level: str) -> None:
+    traced = level == "O0" and entry.asks_if_traced
+    baselines = {seed: _baseline(entry, seed, traced) for seed in SEEDS}
+    _forget_graphs()
     compiled = compile_at(level, entry.model())
     graphs = []
     for seed in SEEDS:
         candidate = _inference(compiled, entry.batch(seed))
-        _check(level, candidate, *_baseline(entry, seed))
+        _check(level, candidate, *baselines[seed])
         graphs.append(_graphs())
     assert len(set(graphs)) == 1, f"graphs after each call: {graphs}"
     assert_ran_as_planned(compiled, level)
@@ -124,6 +132,11 @@ def _check(level: str, candidate: Any, eager: Any, reference: Any) -> None:
         assert_bit_identical(candidate, eager, level)
     else:
         assert_contract(candidate, eager, reference, level)
+
+
+def _forget_graphs() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 def _graphs() -> int:
@@ -139,7 +152,7 @@ def _training_step(
     model: PreTrainedModel, batch: Inputs, call: Callable[..., Any] | None = None
 ) -> dict[str, Any]:
     """Outputs, the gradient of every parameter, and the buffers that the step wrote."""
-    result = outputs((call or model)(**batch))
+    result = outputs((model if call is None else call)(**batch))
     result["loss"].backward()
     return {name: tensor.detach() for name, tensor in result.items()} | {
         "gradients": {name: p.grad.clone() for name, p in model.named_parameters()},
@@ -148,21 +161,25 @@ def _training_step(
 
 
 @cache
-def _baseline(entry: Entry, seed: int) -> tuple[Any, Any]:
+def _baseline(entry: Entry, seed: int, traced: bool) -> tuple[Any, Any]:
     """Eager's outputs and the float64 reference."""
-    model, batch = entry.model(), entry.batch(seed)
-    eager = _inference(model, batch)
+    batch, model = entry.batch(seed), entry.model()
+    eager = _inference(torch.compile(model, backend="eager") if traced else model, batch)
     with all_in_double():
-        return eager, _inference(model.double(), to_reference(batch))
+        return eager, _inference(_wide(entry.model()), to_reference(batch))
 
 
 @cache
-def _trained_baseline(entry: Entry) -> tuple[Any, Any]:
-    batch = entry.batch(SEEDS[0])
-    eager = _training_step(entry.model().train(), batch)
-    wide = entry.model().train().double()
+def _trained_baseline(entry: Entry, traced: bool) -> tuple[Any, Any]:
+    batch, model = entry.batch(SEEDS[0]), entry.model().train()
+    eager = _training_step(model, batch, torch.compile(model, backend="eager") if traced else model)
     with all_in_double():
-        return eager, _training_step(wide, to_reference(batch))
+        return eager, _training_step(_wide(entry.model().train()), to_reference(batch))
+
+
+def _wide(model: PreTrainedModel) -> PreTrainedModel:
+    model.set_experts_implementation("eager")  # torch's grouped product has no float64 kernel
+    return model.double()
 
 
 def _without_null(entry: Entry, tree: dict[str, Any]) -> dict[str, Any]:

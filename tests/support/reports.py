@@ -26,8 +26,10 @@ def fallbacks_of(compiled: Any) -> list[str]:
 
 
 def providers_of(compiled: Any) -> list[str]:
-    """Who computed the graphs, each name once."""
-    return sorted({graph.provider for graph in graph_reports(compiled)})
+    """Who computed the graphs and the regions in them, each name once."""
+    graphs = graph_reports(compiled)
+    regions = {region.provider for graph in graphs for region in graph.regions}
+    return sorted({graph.provider for graph in graphs} | regions)
 
 
 def assert_ran_as_planned(compiled: Any, level: str, target: str = "cpu") -> None:
@@ -42,3 +44,5 @@ def assert_ran_as_planned(compiled: Any, level: str, target: str = "cpu") -> Non
         assert graph.provider, graph
     assert sum(graph.runs for graph in graphs) > 0, "no graph of the report ever ran"
     assert not fallbacks_of(compiled), fallbacks_of(compiled)
+    if level in ("O2", "O3"):
+        assert providers_of(compiled) != ["eager"], "everything was left to eager: nothing is shown"

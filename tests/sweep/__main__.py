@@ -27,6 +27,13 @@ from tests.sweep.expected_failures import malformed, verdict
 from tests.sweep.runner import Settings, Task, run_tasks
 from tests.sweep.samples import DIRECTIONS, DTYPES, LEVELS, cases, has_direction
 
+LEGEND = """These are among the passes, and each says less than a pass:
+form only  random or uninitialised values: dtype, shape and structure were compared
+by eager   the op has no float64 form: eager is its own reference
+no graph   the graph broke before the op, so the backend was never called
+fell back  a provider failed and the next one took the graph
+eager      the backend chose eager: above O1 nothing of its lowerings was tested"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
@@ -50,11 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             out.flush()
             _progress(result, len(results) - len(done), total, start)
 
-        settings = Settings(options.backend, options.samples, options.timeout)
+        settings = Settings(
+            options.backend, options.samples, options.timeout, options.shipped_limits
+        )
         run_tasks(tasks, settings, options.jobs, record)
     results.sort(key=lambda result: result.label)
-    meta = {"torch": torch.__version__, "backend": options.backend, "samples": options.samples,
-            "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
+    meta = {
+        "torch": torch.__version__,
+        "backend": options.backend,
+        "samples": options.samples,
+        "shipped_limits": options.shipped_limits,
+        "seconds": round(time.monotonic() - start, 1),
+    }
     options.json.write_text(
         json.dumps({"meta": meta, "results": [result.as_dict() for result in results]}, indent=1)
     )
@@ -74,6 +88,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds per op and level")
     parser.add_argument("--json", type=Path, default=Path("sweep.json"), metavar="OUT")
     parser.add_argument("--fresh", action="store_true", help="do not go on from OUT.partial")
+    parser.add_argument(
+        "--shipped-limits", action="store_true",
+        help="keep the size limits that leave tiny graphs, so nearly every sample, to eager",
+    )  # fmt: skip
     parser.add_argument("--backend", default=BACKEND, help="unified, or inductor to compare")
     return parser.parse_args(argv)
 
@@ -143,13 +161,14 @@ def _summary(results: list[Result], meta: dict) -> int:
             counts["by eager"] += result.compared == "eager"
             counts["no graph"] += result.graphs == 0
             counts["fell back"] += bool(result.fallbacks)
-    columns = ("pass", "fail", "expected", "skip", "form only", "by eager", "no graph", "fell back")
+            counts["eager"] += result.providers == "eager"
+    columns = ("pass", "fail", "expected", "skip", "form only", "by eager", "no graph", "fell back",
+               "eager")  # fmt: skip
     print(f"{'level':6}{'direction':10}{'dtype':10}" + "".join(f"{c:>10}" for c in columns))
     for (level, direction, dtype), counts in sorted(table.items()):
         cells = "".join(f"{counts[column]:>10}" for column in columns)
         print(f"{level:6}{direction:10}{dtype:10}{cells}")
-    print("form only: random or uninitialised; by eager: no float64 form; no graph: a graph break,")
-    print("the backend was not called. These and what fell back are among the passes.")
+    print(LEGEND)
     for line in unexpected:
         print(f"UNEXPECTED {line}")
     print(f"{len(results)} results, {len(unexpected)} unexpected, {meta['seconds']} s")
