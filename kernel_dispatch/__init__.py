@@ -56,7 +56,32 @@ _PUBLIC = {
     "UnifiedWarning": "lowering.errors",
 }
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [
+    "BackendNotAvailableError",
+    "Explanation",
+    "Fallback",
+    "GraphFacts",
+    "GraphReport",
+    "Level",
+    "Plan",
+    "Reason",
+    "RegistrationError",
+    "Report",
+    "SettingError",
+    "Settings",
+    "StrictModeError",
+    "UnifiedError",
+    "UnifiedWarning",
+    "__version__",
+    "available_targets",
+    "configure",
+    "explain",
+    "list_levels",
+    "list_options",
+    "report",
+    "reset",
+    "unified",
+]
 
 
 def __getattr__(name: str) -> Any:

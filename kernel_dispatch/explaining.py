@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from kernel_dispatch import dynamo
-from kernel_dispatch.reporting import Report, origin, report
+from kernel_dispatch.reporting import Report, origin, watched
 from lowering.reasons import Reason
 
 
@@ -128,12 +128,14 @@ class watching:
 
     def __enter__(self) -> watching:
         self._frames = dynamo.FrameLog()
-        self._before = {id(graph) for graph in report()}
+        self.graphs = Report()
+        self._watching = watched(self.graphs)
+        self._watching.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.frames, self.refused = tuple(self._frames.frames()), tuple(self._frames.refused())
-        self.graphs = Report(graph for graph in report() if id(graph) not in self._before)
+        self._watching.__exit__(None, None, None)
 
     def explanation(self, result: Any = None) -> Explanation:
         return Explanation(self.graphs, self.frames, self.refused, result)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import types
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,6 +185,7 @@ class Report(list[GraphReport]):
 
 _log: list[GraphReport] = []
 _lock = threading.RLock()
+_watchers: list[list[GraphReport]] = []  # lists that get every new record, whatever is cleared
 _opened = 0
 _KEPT = 4096  # a server that recompiles for months must not grow for ever
 _warned_absent: set[str] = set()
@@ -198,6 +200,8 @@ def open_record(**fields: Any) -> GraphReport:
         _opened += 1
         record._owner, record._wrapper = _reference(owner), dynamo.wrapper_in_work()
         _log.append(record)
+        for watcher in _watchers:
+            watcher.append(record)
         del _log[:-_KEPT]
     return record
 
@@ -218,6 +222,18 @@ def report(compiled: Any = None) -> Report:
         for record in records
         if record._owner() is wanted and (wrapper is None or record._wrapper == wrapper)
     )
+
+
+@contextlib.contextmanager
+def watched(graphs: Report) -> Iterator[None]:
+    """Every record that is opened inside the block also goes to `graphs`."""
+    with _lock:
+        _watchers.append(graphs)
+    try:
+        yield
+    finally:
+        with _lock:
+            _watchers[:] = [watcher for watcher in _watchers if watcher is not graphs]
 
 
 def clear() -> None:

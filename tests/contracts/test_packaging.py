@@ -47,6 +47,7 @@ def test_packages_are_typed_and_public_names_exist(package: str) -> None:
 
 
 def test_every_public_name_loads() -> None:
+    assert set(kernel_dispatch.__all__) == {*kernel_dispatch._PUBLIC, "__version__"}
     for name in kernel_dispatch.__all__:
         assert getattr(kernel_dispatch, name) is not None
     with pytest.raises(AttributeError, match="no_such_name"):
