@@ -6,12 +6,13 @@ it is what a person sets for all programs, FORCE_COLOR is what a CI system sets 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 # status -> (mark, mark in ASCII, ANSI colour)
 _MARKS = {
@@ -85,3 +86,8 @@ def write(text: str, stream: TextIO | None = None) -> None:
         except LookupError:
             text = text.encode("ascii", "backslashreplace").decode("ascii")
     print(text, file=stream)
+
+
+def write_json(value: Any) -> None:
+    """For programs, to stdout."""
+    write(json.dumps(value, indent=2, default=str))

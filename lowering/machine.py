@@ -1,7 +1,7 @@
-"""What the CPU side of this machine is: cores and memory that we may use, ISA, compiler, libraries.
+"""What the CPU of this machine is: ISA, and the cores and memory that we may use.
 
-Everything is read on demand and nothing is changed: no thread count, no environment variable. What
-the operating system says comes in through `Sources`, so that tests can hand in any machine.
+Everything is read on demand and nothing is changed. What the operating system says comes in through
+`Sources`, so that tests can hand in any machine.
 """
 
 from __future__ import annotations
@@ -10,19 +10,12 @@ import functools
 import os
 import platform
 import re
-import shutil
 import subprocess
-import sys
-import sysconfig
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import torch
-
-from lowering.contract import Probe
 
 Read = Callable[[str], "str | None"]  # the text of a file; None where it cannot be read
 
@@ -54,16 +47,6 @@ class Sources:
     memory_bytes: int = 0  # used where there is no /proc/meminfo
     sysctl: str = ""  # macOS: `sysctl hw machdep.cpu`
     isa: frozenset[str] = frozenset()  # what torch found; used where the system has no list
-
-
-@dataclass(frozen=True)
-class Library:
-    """A CPU library that torch was built with (or not)."""
-
-    name: str
-    version: str
-    detail: str
-    available: bool = True
 
 
 # --- CPU ------------------------------------------------------------------------------------------
@@ -334,208 +317,3 @@ def _cgroup_mounts(text: str, controller: str) -> list[tuple[str, str]]:
         if (first and controller) or (kind[0] == "cgroup2" and not controller):
             found.append((place[3], place[4]))
     return found or [("/", f"/sys/fs/cgroup/{controller}".rstrip("/"))]
-
-
-# --- the C++ compiler -----------------------------------------------------------------------------
-
-_COMPILER_PACKAGES = {
-    "apt-get": "apt-get install -y g++",
-    "dnf": "dnf install -y gcc-c++",
-    "yum": "yum install -y gcc-c++",
-    "zypper": "zypper install -y gcc-c++",
-    "apk": "apk add g++",
-    "pacman": "pacman -S --noconfirm gcc",
-}
-_HEADER_PACKAGES = {
-    "apt-get": "apt-get install -y python{version}-dev",
-    "dnf": "dnf install -y python{version}-devel",
-    "yum": "yum install -y python{version}-devel",
-    "zypper": "zypper install -y python{digits}-devel",
-    "apk": "apk add python3-dev",
-}
-
-
-def toolchain() -> Probe:
-    """Is there a C++ compiler that Inductor will find, and Python's headers? Compiles nothing."""
-    from torch._inductor import config
-
-    # Inductor reads CXX once, when it is imported: its own search list is part of the question.
-    return _toolchain(os.environ.get("CXX"), str(config.cpp.cxx))
-
-
-@functools.cache
-def _toolchain(cxx: str | None, search: str) -> Probe:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        compiler = get_cpp_compiler()
-    except (RuntimeError, OSError) as error:
-        # InvalidCxxCompiler is a RuntimeError; a CXX that is no executable is an OSError.
-        wish = f" (CXX={cxx})" if cxx else ""
-        return Probe.no(f"no working C++ compiler{wish}: {error}", compiler_fix(cxx))
-    include = _python_include()
-    if not (include / "Python.h").is_file():
-        return Probe.no(f"Python.h is not in {include}", headers_fix(), compiler=compiler)
-    where = shutil.which(compiler) or compiler
-    return Probe.yes(_compiler_version(compiler), compiler=where, include=str(include))
-
-
-def _python_include() -> Path:
-    include = Path(sysconfig.get_path("include"))
-    if not include.exists() and sys.platform == "darwin":
-        # As in Inductor: a framework build of Python keeps its headers elsewhere.
-        include = (Path(sysconfig.get_path("stdlib")).parent.parent / "Headers").absolute()
-    return include
-
-
-def _compiler_version(compiler: str) -> str:
-    if sys.platform == "win32":
-        return compiler  # cl prints its version on stderr only, together with an error
-    try:
-        shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return compiler
-    return next(iter(shown.stdout.splitlines()), compiler)
-
-
-def compiler_fix(cxx: str | None = None, system: str | None = None) -> str:
-    """The command that gives this system a C++ compiler."""
-    system = system or platform.system()
-    install = {
-        "Darwin": "xcode-select --install",
-        "Windows": "winget install Microsoft.VisualStudio.2022.BuildTools --override "
-        '"--quiet --add Microsoft.VisualStudio.Workload.VCTools --includeRecommended", '
-        'then start from the "x64 Native Tools Command Prompt"',
-    }.get(system) or _packaged(_COMPILER_PACKAGES, "conda install -y -c conda-forge gxx")
-    if cxx:
-        return f"Set CXX to a working compiler or unset it (`unset CXX`); to install one: {install}"
-    return install
-
-
-def headers_fix(system: str | None = None) -> str:
-    """The command that brings Python.h for this interpreter."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    anywhere = f"uv python install {version}"  # comes with its headers on every system
-    if (system or platform.system()) != "Linux":
-        return anywhere
-    return _packaged(_HEADER_PACKAGES, anywhere).format(
-        version=version, digits=version.replace(".", "")
-    )
-
-
-def _packaged(packages: Mapping[str, str], otherwise: str) -> str:
-    command = next((line for tool, line in packages.items() if shutil.which(tool)), None)
-    if command is None:
-        return otherwise
-    root = hasattr(os, "geteuid") and os.geteuid() == 0
-    return command if root else f"sudo {command}"
-
-
-_TINY = '#include <Python.h>\n#include <vector>\nextern "C" int tiny() { return 1; }\n'
-
-
-def toolchain_deep() -> Probe:
-    """Really compile a tiny shared library with Inductor's own flags. Loads nothing; for doctor."""
-    quick = toolchain()
-    if not quick.available:
-        return quick
-    with tempfile.TemporaryDirectory(prefix="unified-toolchain-") as folder:
-        source = Path(folder) / "tiny.cpp"
-        source.write_text(_TINY, encoding="utf-8")
-        try:
-            built = _build(source, folder)
-        except Exception as error:  # noqa: BLE001  (whatever it is, Inductor would meet it too)
-            return Probe.no(
-                f"{quick.version} cannot build a shared library: {_shortened(str(error))}",
-                compiler_fix(os.environ.get("CXX")),
-                **quick.details,
-            )
-        if not built.is_file():
-            return Probe.no(f"{quick.version} reported success but wrote no library")
-    return quick
-
-
-def _build(source: Path, folder: str) -> Path:
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
-
-    builder = CppBuilder("tiny", str(source), CppTorchOptions(), output_dir=folder)
-    builder.build()
-    return Path(builder.get_target_file_path())
-
-
-def _shortened(text: str, lines: int = 12) -> str:
-    """The end of a compiler's output says what is wrong; the command line before it is long."""
-    return "\n".join(line[:300] for line in text.strip().splitlines()[-lines:])
-
-
-# --- libraries and threads ------------------------------------------------------------------------
-
-
-def libraries() -> tuple[Library, ...]:
-    """The CPU libraries that this torch was built with, and the ISA that its own kernels use."""
-    shown, parallel = torch.__config__.show(), torch.__config__.parallel_info()
-    text = f"{shown}\n{parallel}"
-    backends: Any = torch.backends
-    return (
-        Library("torch", torch.__version__, f"CPU kernels: {backends.cpu.get_cpu_capability()}"),
-        _library(
-            "MKL", backends.mkl, text, r"Math Kernel Library Version ([\d.]+)", _setting("BLAS")
-        ),
-        _library("oneDNN", backends.mkldnn, text, r"MKL-DNN v(\S+)", "torch.backends.mkldnn"),
-        _library(
-            "OpenMP",
-            backends.openmp,
-            text,
-            r"OpenMP \d+ \(a\.k\.a\. OpenMP ([\d.]+)\)",
-            f"ATen parallel backend: {_found(r'ATen parallel backend: (.+)', parallel)}",
-        ),
-        _library("NNPACK", backends.nnpack, text, "", "float32 convolutions"),
-    )
-
-
-def _library(name: str, backend: Any, text: str, pattern: str, detail: str) -> Library:
-    if not backend.is_available():
-        return Library(name, "", "not in this build of torch", available=False)
-    return Library(name, _found(pattern, text) if pattern else "", detail)
-
-
-def _found(pattern: str, text: str) -> str:
-    match = re.search(pattern, text)
-    return match[1].strip() if match else ""
-
-
-def _setting(name: str) -> str:
-    value = _found(rf"{name}_INFO=(\w+)", torch.__config__.show())
-    return f"{name} of this build: {value}" if value else ""
-
-
-def thread_advice(
-    threads: int | None = None,
-    cores: int | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> str:
-    """One sentence when torch's thread count does not fit the cores that we may use, else empty."""
-    threads = torch.get_num_threads() if threads is None else threads
-    cores = cpu().effective_cores if cores is None else cores
-    ranks = _ranks(environ)
-    share = max(1, cores // ranks)
-    each = f" for each of {ranks} local ranks" if ranks > 1 else ""
-    todo = f'pass options={{"threads": {share}}}, or set OMP_NUM_THREADS={share} before starting'
-    if threads > share:
-        return (
-            f"torch uses {threads} threads and this process may use {share} core(s){each}: "
-            f"oversubscribed threads wait for each other; {todo}."
-        )
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        if threads == 1 and share > 1 and environ.get(name, "").strip() == "1":
-            return (
-                f"{name}=1, often left over from a container image, holds torch to one thread "
-                f"while this process may use {share} cores{each}; {todo}."
-            )
-    return ""
-
-
-def _ranks(environ: Mapping[str, str]) -> int:
-    """Ranks on this machine: torchrun sets OMP_NUM_THREADS=1 on purpose where they share cores."""
-    value = environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(value)) if value.isdigit() else 1

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import machine, region_pass
+from lowering import region_pass, toolchain
 from lowering.contract import Compiled, Probe, Provider, Region, Request
 from lowering.graphs import dump
 
 
 def probe() -> Probe:
     """Inductor works when it can generate code for a device of this machine."""
-    compiler = machine.toolchain()
+    compiler = toolchain.probe()
     triton = importlib.util.find_spec("triton") is not None
     if not compiler.available and not (torch.cuda.is_available() and triton):
         return Probe.no(compiler.reason, compiler.fix)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from lowering import observing
+from lowering import libraries, observing
 from lowering.contract import Probe, Provider
 from lowering.packing import PackedWeights
 
@@ -19,7 +19,7 @@ def probe() -> Probe:
         return Probe.no("this torch was built without oneDNN")
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return Probe.no("this torch has no mkldnn::_linear_pointwise")
-    return Probe.yes(torch.__version__)
+    return Probe.yes(libraries.onednn_version())
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

@@ -72,8 +72,6 @@ def our_warnings(caught: list[warnings.WarningMessage]) -> list[str]:
     return [str(one.message) for one in caught if issubclass(one.category, UnifiedWarning)]
 
 
-
-
 class Warned:
     def __enter__(self) -> list[str]:
         self._context = warnings.catch_warnings(record=True)
@@ -105,7 +103,11 @@ def test_a_failure_while_compiling(
     assert "test_fallback_and_guard.py:" in said[0]
     (record,) = kernel_dispatch.report(compiled)
     (fallback,) = record.fallbacks
-    assert (fallback.stage, fallback.provider, fallback.taken_by) == ("compile", "inductor", "eager")
+    assert (fallback.stage, fallback.provider, fallback.taken_by) == (
+        "compile",
+        "inductor",
+        "eager",
+    )
     assert (fallback.reason.code, fallback.error) == ("compile-failed", "Injected")
     assert "test_fallback_and_guard.py:" in fallback.reason.place
     assert record.provider == "eager"
@@ -366,7 +368,9 @@ def test_a_written_input_on_a_later_call_is_an_error(
     compiled(x)
     with pytest.raises(Injected, match="half-way") as caught:
         compiled(x)
-    assert any("half-written" in note for note in getattr(caught.value, "__notes__", ["half-written"]))
+    assert any(
+        "half-written" in note for note in getattr(caught.value, "__notes__", ["half-written"])
+    )
     (record,) = kernel_dispatch.report(compiled)
     assert record.runs_by_provider == {"inductor": 1}
 

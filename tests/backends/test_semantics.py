@@ -302,7 +302,9 @@ def test_inference_mode(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_channels_last_in_and_out(level: str) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval().to(memory_format=torch.channels_last)
+    model = (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval().to(memory_format=torch.channels_last)
+    )
     x = torch.randn(2, 3, 10, 10).to(memory_format=torch.channels_last)
     with torch.no_grad():
         compiled = check(level, model, (x,))
@@ -632,7 +634,7 @@ def test_shape_mismatch_is_an_error_and_demotes_nothing(level: str) -> None:
     compiled, x = compile_at(level, fn), torch.randn(3, 4)
     good, bad = torch.randn(4, 5), torch.randn(6, 5)
     torch.testing.assert_close(compiled(x, good), fn(x, good))
-    with pytest.raises(RuntimeError, match="must match|cannot be multiplied|same reduction dim"):
+    with pytest.raises(RuntimeError, match=r"must match|cannot be multiplied|same reduction dim"):
         compiled(x, bad)
     torch.testing.assert_close(compiled(x, good), fn(x, good))
     assert_ran_as_planned(compiled, level)

@@ -1,4 +1,4 @@
-"""What the user asked for arrives: through every door, in the right order, and named in the report."""
+"""What the user asked for arrives: through every door, in the right order, named in the report."""
 
 from __future__ import annotations
 
@@ -74,7 +74,11 @@ def test_option_beats_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.quick
 def test_each_option_is_resolved_on_its_own() -> None:
-    environ = {"UNIFIED_LEVEL": "O1", "UNIFIED_STRICT": "yes", "UNIFIED_DISABLE": "inductor, mkldnn"}
+    environ = {
+        "UNIFIED_LEVEL": "O1",
+        "UNIFIED_STRICT": "yes",
+        "UNIFIED_DISABLE": "inductor, mkldnn",
+    }
     with configure(strict=False):
         settings = resolve(None, {"threads": "3"}, environ)
     assert settings.disable == {"inductor", "mkldnn"}
@@ -91,9 +95,10 @@ def test_each_option_is_resolved_on_its_own() -> None:
 
 @pytest.mark.quick
 def test_an_empty_variable_is_no_wish() -> None:
-    assert resolve(environ={"UNIFIED_LEVEL": "", "UNIFIED_DEVICE": "  "}).sources == resolve(
-        environ={}
-    ).sources
+    assert (
+        resolve(environ={"UNIFIED_LEVEL": "", "UNIFIED_DEVICE": "  "}).sources
+        == resolve(environ={}).sources
+    )
 
 
 @pytest.mark.quick
@@ -101,7 +106,9 @@ def test_settings_are_values() -> None:
     settings = resolve(None, {"level": "O1", "inductor": {"max_autotune": True}}, {})
     assert isinstance(settings, Settings)
     assert pickle.loads(pickle.dumps(settings)) == settings
-    assert hash(settings) == hash(resolve(None, {"inductor": {"max_autotune": True}, "level": 1}, {}))
+    assert hash(settings) == hash(
+        resolve(None, {"inductor": {"max_autotune": True}, "level": 1}, {})
+    )
 
 
 @pytest.mark.quick

@@ -45,6 +45,7 @@ def state():
         "config": config,
     }
 
+PRELOAD
 before, modules = state(), set(sys.modules)
 start = time.perf_counter()
 LOAD
@@ -74,14 +75,14 @@ LOADS = {
         "from importlib.metadata import entry_points\n"
         "(e,) = entry_points(group='torch_dynamo_backends', name='unified'); e.load()"
     ),
-    "all public names": "import kernel_dispatch\n[getattr(kernel_dispatch, n) for n in dir(kernel_dispatch)]",
+    "all public names": "import kernel_dispatch as k\n[getattr(k, n) for n in dir(k)]",
     "report": "import kernel_dispatch\nkernel_dispatch.report().text()",
 }
 
 
 @pytest.mark.parametrize("name", LOADS)
 def test_changes_nothing(python: Python, name: str) -> None:
-    found = json.loads(python(_SNAPSHOT.replace("LOAD", LOADS[name])).stdout)
+    found = json.loads(python(_SNAPSHOT.replace("PRELOAD", "").replace("LOAD", LOADS[name])).stdout)
     assert found["changed"] == []
     assert found["set"] == []
     assert not found["cuda"]
@@ -93,8 +94,11 @@ def test_changes_nothing(python: Python, name: str) -> None:
 
 
 def test_import_takes_less_than_50_ms(python: Python) -> None:
-    script = _SNAPSHOT.replace("LOAD", IMPORT)
-    best = min(json.loads(python(script).stdout)["seconds"] for _ in range(5))
+    script = (
+        "import time, torch; start = time.perf_counter(); import kernel_dispatch; "
+        "print(time.perf_counter() - start)"
+    )
+    best = min(float(python(script).stdout) for _ in range(5))
     assert best < 0.050, f"{best * 1e3:.1f} ms"
 
 
@@ -127,13 +131,16 @@ print(len(kernel_dispatch.report()), torch._dynamo.list_backends().count("unifie
 
 def test_compiling_changes_nothing_for_good(python: Python) -> None:
     """After a compilation and a call, all that the process shares is as it was."""
+    preload = "import torch._dynamo, torch._inductor.compile_fx, torch._functorch.config"
     load = """
-import torch._dynamo, torch._inductor.compile_fx, torch._functorch.config
-before = state()
 f = torch.compile(lambda x: x.sin() + 1, backend="unified", options={"threads": 1})
 f(torch.randn(8))
 """
-    script = _SNAPSHOT.replace("LOAD", load).replace("torch.get_rng_state().sum().item()", "0")
-    found = json.loads(python(script).stdout)
-    ignored = ("TORCHINDUCTOR", "python_threads", "environment")  # Inductor's own pool and cache
-    assert [c for c in found["changed"] if not c.startswith(ignored)] == []
+    script = (
+        _SNAPSHOT.replace("PRELOAD", preload)
+        .replace("LOAD", load)
+        .replace("torch.get_rng_state().sum().item()", "0")
+    )
+    stock = script.replace('"unified", options={"threads": 1}', '"inductor"')
+    changed = [set(json.loads(python(one).stdout)["changed"]) for one in (script, stock)]
+    assert changed[0] - changed[1] == set(), "beyond what torch itself changes"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 
 import pytest
 import torch
 
 from lowering import machine
-from lowering.contract import Probe
 from lowering.machine import Sources, cpu_from
 
 pytestmark = pytest.mark.quick
@@ -163,101 +161,3 @@ def test_this_machine() -> None:
         assert {"avx2", "fma"} <= facts.isa
     if hasattr(os, "sched_getaffinity"):
         assert facts.affinity_cores == len(os.sched_getaffinity(0))
-
-
-# --- compiler -------------------------------------------------------------------------------------
-
-
-def test_a_missing_compiler_is_a_no_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import config
-
-    monkeypatch.setenv("CXX", "/nonexistent/c++")
-    with config.patch({"cpp.cxx": (None, "/nonexistent/c++")}):
-        found = machine.toolchain()
-        assert not found.available
-        assert "/nonexistent/c++" in found.reason
-        assert "CXX" in found.fix
-        assert machine.toolchain_deep() == found
-
-
-def test_a_compiler_that_is_no_executable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
-) -> None:
-    from torch._inductor import config
-
-    monkeypatch.setenv("CXX", str(tmp_path))
-    with config.patch({"cpp.cxx": (None, str(tmp_path))}):  # Inductor lets PermissionError out
-        assert not machine.toolchain().available
-
-
-def test_missing_python_headers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
-) -> None:
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: sys.executable)
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    monkeypatch.setenv("CXX", "for-this-test-only")  # a cache key of its own
-    found = machine.toolchain()
-    assert not found.available
-    assert "Python.h" in found.reason
-    assert found.fix
-
-
-@pytest.mark.parametrize(
-    ("system", "word"), [("Darwin", "xcode-select"), ("Windows", "winget"), ("Linux", "install")]
-)
-def test_the_fix_fits_the_system(system: str, word: str) -> None:
-    assert word in machine.compiler_fix(None, system)
-
-
-def test_the_fix_names_the_package_manager_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda tool: "/usr/bin/dnf" if tool == "dnf" else None)
-    assert machine.compiler_fix(None, "Linux").endswith("dnf install -y gcc-c++")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert machine.headers_fix("Linux").endswith(f"dnf install -y python{version}-devel")
-
-
-def test_deep_check_reports_what_the_compiler_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(source: object, folder: str) -> None:
-        raise RuntimeError("tiny.cpp:2: fatal error: vector: No such file")
-
-    ready = Probe.yes("g++ 12", compiler="/usr/bin/g++")
-    monkeypatch.setattr(machine, "toolchain", lambda: ready)
-    monkeypatch.setattr(machine, "_build", fail)
-    found = machine.toolchain_deep()
-    assert not found.available
-    assert "fatal error: vector" in found.reason
-    assert found.fix
-
-
-# --- libraries and threads ------------------------------------------------------------------------
-
-
-def test_libraries_agree_with_torch() -> None:
-    found = {library.name: library for library in machine.libraries()}
-    assert found["oneDNN"].available == torch.backends.mkldnn.is_available()
-    assert found["MKL"].available == torch.backends.mkl.is_available()
-    assert torch.backends.cpu.get_cpu_capability() in found["torch"].detail
-    if found["oneDNN"].available:
-        assert f"v{found['oneDNN'].version}" in torch.__config__.show()
-
-
-def test_an_absent_library_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    absent = next(library for library in machine.libraries() if library.name == "oneDNN")
-    assert (absent.available, absent.version) == (False, "")
-
-
-def test_thread_advice() -> None:
-    advice = machine.thread_advice
-    assert advice(4, 4, {}) == ""
-    assert advice(4, 8, {}) == "", "torch takes physical cores only, which is no mistake"
-    assert "oversubscribed" in advice(8, 2, {})
-    assert "OMP_NUM_THREADS=2" in advice(8, 2, {})
-    assert "container image" in advice(1, 8, {"OMP_NUM_THREADS": "1"})
-    assert advice(1, 8, {}) == "", "one thread by the user's own call"
-
-
-def test_thread_advice_shares_cores_between_local_ranks() -> None:
-    four = {"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
-    assert machine.thread_advice(1, 4, four) == ""
-    assert "4 local ranks" in machine.thread_advice(4, 8, four)

@@ -344,7 +344,8 @@ def test_cuda_graphs_only_at_o3(target: SimpleNamespace) -> None:
 
 def test_importing_starts_nothing() -> None:
     code = (
-        "import sys; from lowering import machine; from triton_kernels import availability\n"
+        "import sys; from lowering import libraries, machine, toolchain\n"
+        "from triton_kernels import availability\n"
         "from lowering.targets import cuda, rocm, xpu, xla, mps, neuron; import torch\n"
         "heavy = {'triton', 'torch_xla', 'torch_tpu', 'torch._inductor', 'torch._dynamo'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
