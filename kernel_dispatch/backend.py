@@ -46,7 +46,7 @@ def unified(
         with _compiling:
             return _pipeline_or_eager(gm, example_inputs, settings, unknown_kwargs)
     except UnifiedError as error:
-        raise dynamo.visible(error) from error.__cause__
+        raise dynamo.visible(error) from None
 
 
 def reset() -> None:
@@ -81,7 +81,8 @@ def _pipeline_or_eager(
         reason = Reason("internal-error", str(error) or repr(error), facts.place)
         log.info("a bug of kernel_dispatch", exc_info=True)
         reporting.fell_back(record, "plan", "unified", "eager", reason, error)
-        return Guard(record, "eager", untouched.forward, untouched.forward)
+        run = untouched.forward
+        return Guard(record, run, run)
 
 
 def _pipeline(
@@ -96,18 +97,21 @@ def _pipeline(
     with _timed("plan", seconds):
         chosen = plan(facts, settings, devices.this_machine())
     record = _open(gm, settings, facts, chosen, seconds, unknown_kwargs)
-    eager = lean_clone(gm).forward
-    with _timed("compile", seconds), caches.observed(record.cache):
-        provider, compiled = _compile(gm, example_inputs, record, eager)
-    record.provider, record.regions = provider, compiled.regions
+    eager = with_threads(lean_clone(gm).forward, settings.threads)
+    try:
+        with _timed("compile", seconds), caches.observed(record.cache):
+            record.provider, compiled = _compile(gm, example_inputs, record)
+    except dynamo.control_flow_errors():
+        reporting.withdraw(record)  # Dynamo starts over and comes back with another graph
+        raise
+    record.regions = compiled.regions
     record.notes += compiled.notes
     debug.trace(gm, record)
     log.info("%s", record)
     return Guard(
         record,
-        provider,
-        with_threads(compiled.run, settings.threads),
-        with_threads(eager, settings.threads),
+        eager if compiled.plain else with_threads(compiled.run, settings.threads),
+        eager,
         written=facts.written_inputs,
         written_unknown=dynamo.writes_inputs() and not facts.written_inputs,
     )
@@ -173,18 +177,11 @@ def _say_what_falls_short(record: GraphReport, version: int) -> None:
 
 
 def _compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport, eager: Graph
+    gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport
 ) -> tuple[str, Compiled]:
-    """The plan's providers in turn: the first whose compile function succeeds."""
-    chosen = record.plan
-    if chosen.move_to is not None:
-        refused = placement.refusals(gm, record.facts)
-        if not refused:
-            moved = placement.place(gm, record, _compile_on_target)
-            return chosen.provider, Compiled(run=moved)
-        for reason in refused[:1]:
-            reporting.fell_back(record, "plan", chosen.provider, "eager", reason)
-        return "eager", Compiled(run=eager)
+    if record.plan.move_to is not None:
+        moved = placement.place(gm, record, _compile_on_target)
+        return record.plan.provider, Compiled(run=moved)
     return _compile_on_target(gm, example_inputs, record)
 
 
@@ -205,7 +202,13 @@ def _compile_on_target(
             following = names[position + 1] if position + 1 < len(names) else "eager"
             reason = Reason("compile-failed", str(error) or repr(error), record.place)
             reporting.fell_back(record, "compile", name, following, reason, error)
-    return "eager", Compiled(run=lean_clone(gm).forward)
+    return "eager", Compiled(run=lean_clone(gm).forward, plain=True)
+
+
+def _backward_failed(record: GraphReport, error: Exception) -> None:
+    """AOTAutograd compiles a backward when it is first needed, long after the plan's providers."""
+    reason = Reason("compile-failed", f"the backward: {error}", record.place)
+    reporting.fell_back(record, "compile", record.provider, "eager", reason, error)
 
 
 def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport) -> Request:
@@ -222,5 +225,6 @@ def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphRep
         threads=settings.threads,
         target_config=config,
         inductor_config=dict(settings.inductor),
+        failed_later=lambda error: _backward_failed(record, error),
         dump_folder=str(debug.folder_of(record)) if debug.enabled() else None,
     )

@@ -145,11 +145,11 @@ def visible(error: UnifiedError) -> BaseException:
 
     kind = type(error)
     if kind not in _visible:
-        _visible[kind] = type(
-            kind.__name__, (ShortenTraceback, kind), {"__module__": kind.__module__}
-        )
-    shown = _visible[kind](*error.args, first_useful_frame=None)
-    shown.__cause__ = error.__cause__
+        # Dynamo raises it again `from None`, which must not lose the original exception.
+        body = {"__module__": kind.__module__, "__cause__": property(lambda self: self.cause)}
+        _visible[kind] = type(kind.__name__, (ShortenTraceback, kind), body)
+    shown: Any = _visible[kind](*error.args, first_useful_frame=None)
+    shown.cause = error.__cause__
     return shown
 
 

@@ -113,7 +113,8 @@ def compiled_afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any) -> Any:
         return unified(gm, example_inputs, **{**given, **more})
 
-    return torch.compile(origin(fn), backend=backend)
+    compiled_by_torch = dynamo.wrapper_of(fn) is not None
+    return torch.compile(origin(fn) if compiled_by_torch else fn, backend=backend)
 
 
 def _kwargs_of(compiled: Any) -> dict[str, Any]:

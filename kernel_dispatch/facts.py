@@ -99,8 +99,15 @@ _RANDOM = frozenset(
     "uniform_ normal_ bernoulli_ exponential_ random_ cauchy_ geometric_ log_normal_ "
     "gumbel_softmax dropout1d dropout2d dropout3d".split()
 )
-# Ops that write into an argument although their name does not end in an underscore.
-_WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+# Norms write their running statistics, although their name does not end in an underscore: at these
+# positions, when the argument at the third position says so. torch.batch_norm orders them anew.
+_STATISTICS: dict[Any, tuple[int, int, int]] = {
+    torch.nn.functional.batch_norm: (1, 2, 5),
+    torch.nn.functional.instance_norm: (1, 2, 5),
+    torch.batch_norm: (3, 4, 5),
+    torch.instance_norm: (3, 4, 5),
+}
+_STATISTICS_NAMES = ("running_mean", "running_var", "training", "use_input_stats")
 
 
 def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
@@ -252,13 +259,11 @@ def _written_args(node: fx.Node) -> list[fx.Node]:
     if schema is not None:
         pairs = zip(schema.arguments, node.args, strict=False)
         candidates += [arg for spec, arg in pairs if spec.alias_info and spec.alias_info.is_write]
-    elif name in _WRITES_STATISTICS:
-        candidates += list(node.args[1:3]) + [
-            node.kwargs.get("running_mean"),
-            node.kwargs.get("running_var"),
-        ]
+    elif node.target in _STATISTICS:
+        candidates += _written_statistics(node)
     elif (
         (name.endswith("_") and not name.endswith("__"))
+        or name in _INPLACE_METHODS
         or node.kwargs.get("inplace")
         or node.target is operator.setitem
         or (node.target in _INPLACE_OPERATORS)
@@ -267,10 +272,25 @@ def _written_args(node: fx.Node) -> list[fx.Node]:
     return [candidate for candidate in candidates if isinstance(candidate, fx.Node)]
 
 
-_INPLACE_OPERATORS = frozenset(
-    getattr(operator, name)
-    for name in "iadd isub imul itruediv ifloordiv imod imatmul ipow iand ior ixor ilshift".split()
+def _written_statistics(node: fx.Node) -> list[Any]:
+    mean, variance, flag = _STATISTICS[node.target]
+    given = dict(enumerate(node.args))
+    mean_name, variance_name, *flag_names = _STATISTICS_NAMES
+    named = next((node.kwargs[name] for name in flag_names if name in node.kwargs), None)
+    default = node.target is torch.nn.functional.instance_norm  # its use_input_stats is True
+    if not given.get(flag, default if named is None else named):
+        return []
+    return [
+        given.get(mean, node.kwargs.get(mean_name)),
+        given.get(variance, node.kwargs.get(variance_name)),
+    ]
+
+
+_INPLACE = (
+    "iadd isub imul itruediv ifloordiv imod imatmul ipow iand ior ixor ilshift irshift".split()
 )
+_INPLACE_OPERATORS = frozenset(getattr(operator, name) for name in _INPLACE)
+_INPLACE_METHODS = frozenset(f"__{name}__" for name in _INPLACE)
 
 
 def _storage(tensor: torch.Tensor) -> int | None:

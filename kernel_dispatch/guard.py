@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kernel_dispatch import dynamo
 from kernel_dispatch.reporting import GraphReport, fell_back
 from lowering import observing
 from lowering.contract import Graph
@@ -33,7 +35,6 @@ class Guard:
         "_eager",
         "_listens",
         "_lock",
-        "_provider",
         "_record",
         "_rehearsed",
         "_run",
@@ -44,34 +45,32 @@ class Guard:
     def __init__(
         self,
         record: GraphReport,
-        provider: str,
         run: Graph,
         eager: Graph,
         written: Sequence[int] = (),
         written_unknown: bool = False,
     ) -> None:
+        """`run is eager` says that there is nothing to fall back from."""
         self._record = record
-        self._provider = provider
         self._run = run
         self._eager = eager
         self._written = tuple(written)
         self._written_unknown = written_unknown
-        self._rehearsed = not self._written or provider == "eager"
+        self._rehearsed = run is eager
         self._lock = threading.Lock()
         self._listens = bool(record.plan.region_rows)
 
     def __call__(self, *args: Any) -> Any:
-        provider, run = self._provider, self._run
-        copies = None if self._rehearsed else self._copy_written(args)
+        run = self._run
+        before = None if self._rehearsed else self._remember(args)
         try:
             result = self._listened(run, args) if self._listens else run(*args)
         except Exception as error:
-            if provider == "eager":
+            if run is self._eager:
                 raise
-            result = self._recover(error, provider, args, copies)
-            provider = "eager"
+            result = self._recover(error, args, before)
         self._rehearsed = True
-        self._record.ran(provider)
+        self._record.ran(self._record.provider)
         return result
 
     def _listened(self, run: Graph, args: Sequence[Any]) -> Any:
@@ -82,53 +81,82 @@ class Guard:
         finally:
             observing.current.listener = before
 
-    def _copy_written(self, args: Sequence[Any]) -> dict[int, torch.Tensor] | None:
+    def _remember(self, args: Sequence[Any]) -> _Before:
+        """What the first call may change and a failure has to put back."""
+        generator = torch.get_rng_state() if self._record.facts.random else None
         tensors = {i: args[i] for i in self._written if isinstance(args[i], torch.Tensor)}
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         if size > _COPY_LIMIT or self._written_unknown:
-            return None
+            return _Before(None, generator)
         with torch.no_grad():
-            return {i: tensor.detach().clone() for i, tensor in tensors.items()}
+            copies = {i: tensor.detach().clone() for i, tensor in tensors.items()}
+        return _Before(copies, generator)
 
-    def _recover(
-        self,
-        error: Exception,
-        provider: str,
-        args: Sequence[Any],
-        copies: dict[int, torch.Tensor] | None,
-    ) -> Any:
-        if isinstance(error, StrictModeError):
+    def _recover(self, error: Exception, args: Sequence[Any], before: _Before | None) -> Any:
+        if isinstance(error, StrictModeError) or dynamo.minifying():
             raise error
-        if (self._written or self._written_unknown) and copies is None:
-            error.add_note(
-                "kernel_dispatch: this graph writes into its inputs and failed after its first "
-                "run, so some of them may be half-written; eager was not tried on top of that."
-            ) if hasattr(error, "add_note") else None
+        if (self._written or self._written_unknown) and (before is None or before.copies is None):
+            _explain_no_second_try(error)
             raise error
-        _put_back(args, copies)
+        _put_back(args, before)
         try:
             result = self._eager(*args)
         except Exception as users_error:
             raise users_error from None
-        with self._lock:
-            demoted, self._run, self._provider = self._provider != "eager", self._eager, "eager"
-        if demoted:
-            reason = Reason(_code(error), str(error) or repr(error), self._record.place)
-            try:
-                fell_back(self._record, "run", provider, "eager", reason, error)
-            except Exception:
-                _put_back(args, copies)
-                raise
-            finally:
-                self._record.provider = "eager"
+        try:
+            self._demote(error)
+        except Exception:  # strict mode, or a warning that the user made an error
+            _put_back(args, before)
+            raise
         return result
 
+    def _demote(self, error: Exception) -> None:
+        """From now on eager, said once. In strict mode nothing changes: the next call fails too."""
+        record = self._record
+        with self._lock:
+            if self._run is self._eager:  # another thread was faster
+                return
+            if not record.settings.strict:
+                self._run = self._eager
+        failed, record.provider = _failed(record), "eager"
+        reason = Reason(_code(error), str(error) or repr(error), record.place)
+        try:
+            fell_back(record, "run", failed, "eager", reason, error)
+        finally:
+            if record.settings.strict:
+                record.provider = failed
 
-def _put_back(args: Sequence[Any], copies: dict[int, torch.Tensor] | None) -> None:
-    if copies:
-        with torch.no_grad():
-            for index, copy in copies.items():
-                args[index].detach().copy_(copy)
+
+@dataclass(frozen=True)
+class _Before:
+    """Inputs that the graph writes into (None: too large to copy), and the generator's state."""
+
+    copies: dict[int, torch.Tensor] | None
+    generator: torch.Tensor | None
+
+
+def _failed(record: GraphReport) -> str:
+    """Who to name: under plain library calls it is the library, not eager, that broke."""
+    libraries = sorted({region.provider for region in record.regions})
+    return "+".join(libraries) if record.provider == "eager" and libraries else record.provider
+
+
+def _explain_no_second_try(error: Exception) -> None:
+    if hasattr(error, "add_note"):  # Python 3.11 and later
+        error.add_note(
+            "kernel_dispatch: this graph writes into its inputs and failed where no copies of them "
+            "were kept, so some may be half-written; eager was not tried on top of that."
+        )
+
+
+def _put_back(args: Sequence[Any], before: _Before | None) -> None:
+    if before is None:
+        return
+    if before.generator is not None:
+        torch.set_rng_state(before.generator)
+    with torch.no_grad():
+        for index, copy in (before.copies or {}).items():
+            args[index].detach().copy_(copy)
 
 
 def _code(error: Exception) -> str:

@@ -13,37 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from kernel_dispatch.facts import GraphFacts, op_name
 from kernel_dispatch.reporting import GraphReport
 from lowering import targets
 from lowering.contract import Compiled, Graph
 from lowering.graphs import clone
-from lowering.graphs import place as place_of
-from lowering.reasons import Reason
 
 CompileOnTarget = Callable[[fx.GraphModule, Sequence[Any], GraphReport], tuple[str, Compiled]]
-
-_MOVES_BY_NAME = frozenset({"cpu", "cuda", "xpu", "pin_memory", "share_memory_"})
-
-
-def refusals(gm: fx.GraphModule, facts: GraphFacts) -> list[Reason]:
-    """Every reason why this graph must stay where its tensors are."""
-    reasons = []
-    if facts.training:
-        reasons.append(
-            Reason("placement-refused", "a graph that needs gradients is not moved", facts.place)
-        )
-    if facts.written_inputs:
-        text = "a graph that writes into its inputs is not moved"
-        reasons.append(Reason("placement-refused", text, facts.place))
-    if facts.subclasses:
-        text = f"tensor subclasses are not moved: {', '.join(facts.subclasses)}"
-        reasons.append(Reason("placement-refused", text, facts.place))
-    for node in gm.graph.nodes:
-        if node.op == "call_method" and op_name(node) in _MOVES_BY_NAME:
-            text = f".{op_name(node)}() inside the graph moves tensors itself"
-            reasons.append(Reason("placement-refused", text, place_of(node)))
-    return reasons
 
 
 class _Resident:
@@ -100,10 +75,15 @@ def place(gm: fx.GraphModule, record: GraphReport, compile_on_target: CompileOnT
     keep = [names.get(node.name, False) for node in gm.graph.find_nodes(op="placeholder")]
     homes = [_home(value) for value in _outputs(gm)]
     moved_graph = clone(gm) if custom else retarget(gm, torch.device(device))
+
+    def compile_there(inner: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+        record.provider, there = compile_on_target(inner, inputs, record)
+        record.regions = there.regions
+        return there.run
+
+    # Not the module itself: Dynamo skips GraphModule's own __call__ inside a compiled call.
     compiled = torch.compile(
-        moved_graph,
-        backend=lambda inner, inputs: compile_on_target(inner, inputs, record)[1].run,
-        fullgraph=True,
+        lambda *args: moved_graph.forward(*args), backend=compile_there, fullgraph=True
     )
 
     def run(*args: Any) -> tuple[Any, ...]:
@@ -114,6 +94,7 @@ def place(gm: fx.GraphModule, record: GraphReport, compile_on_target: CompileOnT
             for arg, stay in zip(args, keep, strict=True)
         ]
         results = compiled(*there)
+        record.transfers += sum(isinstance(result, torch.Tensor) for result in results)
         return tuple(
             give_back(result, home) if isinstance(result, torch.Tensor) and home else result
             for result, home in zip(results, homes, strict=True)

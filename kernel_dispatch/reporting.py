@@ -145,8 +145,17 @@ class GraphReport:
             for region in self.regions
         ]
         known = {(region.name, region.provider) for region in self.regions}
+        # A graph out of torch's cache was lowered in an earlier process: only running shows what
+        # is in it.
+        calls = max(1, self.runs)
         unplanned = [
-            {"region": name, "provider": who, "count": 0, "runs": n, "place": ""}
+            {
+                "region": name,
+                "provider": who,
+                "count": -(-n // calls),
+                "runs": n,
+                "place": self.place,
+            }
             for (name, who), n in self._region_runs.items()
             if (name, who) not in known
         ]
@@ -264,6 +273,13 @@ def _reference(owner: Any) -> Callable[[], Any]:
         return weakref.ref(owner)
     except TypeError:  # builtins cannot be referenced weakly, and live for ever anyway
         return lambda: owner
+
+
+def withdraw(record: GraphReport) -> None:
+    """Take back a record whose graph will never run."""
+    with _lock:
+        for graphs in (_log, *_watchers):
+            graphs[:] = [other for other in graphs if other is not record]
 
 
 def fell_back(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lowering.capability import GRAPH
+
 if TYPE_CHECKING:
     from kernel_dispatch.reporting import GraphReport
 
@@ -95,5 +97,6 @@ def _rejections(graph: GraphReport) -> list[str]:
     lines = []
     for rejection in graph.plan.rejected:
         who = rejection.target + (f"/{rejection.provider}" if rejection.provider else "")
+        who += f" for {rejection.region}" if rejection.region != GRAPH else ""
         lines.append(f"not {who}: " + "; ".join(str(reason) for reason in rejection.reasons))
     return lines

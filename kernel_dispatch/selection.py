@@ -118,7 +118,10 @@ def _came_later(target: Target, chosen: Target) -> Reason:
 
 def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Machine) -> _Assessment:
     found = machine.probe(target)
-    if no := _target_reasons(target, found, facts, settings):
+    no = _target_reasons(target, found, facts, settings)
+    if not no and _move(target, facts, settings) is not None:
+        no = _move_reasons(facts)
+    if no:
         return _Assessment(target, refusals=(Rejection(target.name, "", GRAPH, no),))
     rows = sorted(target.rows, key=lambda row: -row.priority)
     # A probe may cost a second (Inductor's imports its compiler), so only what the level may use.
@@ -130,20 +133,21 @@ def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Mach
         absent={name: why for name in wanted if (why := machine.absent(name))},
     )
     answers = [(row, check(row, facts.work(), situation)) for row in rows if row.region == GRAPH]
+    regions = [
+        (row, check(row, _smallest(row, facts), situation)) for row in rows if row.region != GRAPH
+    ]
     return _Assessment(
         target,
         providers=tuple(row.provider for row, no in answers if not no),
-        region_rows=tuple(
-            row
-            for row in rows
-            if row.region != GRAPH and not check(row, _smallest(row, facts), situation)
-        ),
+        region_rows=tuple(row for row, no in regions if not no),
         # What this machine lacks, where the lack is all that stands in the provider's way.
         missing=tuple(
             no[0] for _, no in answers if [reason.code for reason in no] == ["provider-absent"]
         ),
         refusals=tuple(
-            Rejection(target.name, row.provider, GRAPH, no) for row, no in answers if no
+            Rejection(target.name, row.provider, row.region, no)
+            for row, no in [*answers, *regions]
+            if no
         ),
     )
 
@@ -223,6 +227,23 @@ def _move(target: Target, facts: GraphFacts, settings: Settings) -> str | None:
     if not elsewhere and not other_card:
         return None
     return target.device_types[0] if index is None else f"{target.device_types[0]}:{index}"
+
+
+_MOVES_BY_NAME = frozenset({"cpu", "cuda", "xpu", "pin_memory", "share_memory_"})
+
+
+def _move_reasons(facts: GraphFacts) -> tuple[Reason, ...]:
+    """Every reason why a graph must stay where its tensors are."""
+    texts = []
+    if facts.training:
+        texts.append("a graph that needs gradients is not moved")
+    if facts.written_inputs:
+        texts.append("a graph that writes into its inputs is not moved")
+    if facts.subclasses:
+        texts.append(f"tensor subclasses are not moved: {', '.join(facts.subclasses)}")
+    if moving := sorted(_MOVES_BY_NAME & {name for name, _ in facts.ops}):
+        texts.append(f"the graph moves tensors itself: {', '.join(moving)}")
+    return tuple(Reason("placement-refused", text, facts.place) for text in texts)
 
 
 def _without_target(

@@ -67,6 +67,8 @@ class Request:
     threads: int | None = None
     target_config: Mapping[str, Any] = field(default_factory=dict)  # Target.inductor_config
     inductor_config: Mapping[str, Any] = field(default_factory=dict)  # the user's own
+    # Called when a part that is compiled later (a backward) fails; eager then computes that part.
+    failed_later: Callable[[Exception], None] | None = None
     dump_folder: str | None = None  # where to write the lowered graphs, for debugging
 
 
@@ -75,6 +77,7 @@ class Compiled:
     """What a provider hands back: the callable, and what is known of it."""
 
     run: Graph
+    plain: bool = False  # the untouched graph, run by torch itself: nothing to fall back from
     regions: list[Region] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

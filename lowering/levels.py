@@ -25,7 +25,7 @@ class Level(enum.IntEnum):
         if isinstance(value, cls):
             return value
         name = str(value).strip().lower()
-        if name in ALIASES and not isinstance(value, bool):
+        if name in ALIASES and isinstance(value, (str, int)) and not isinstance(value, bool):
             return ALIASES[name]
         raise unknown("level", value, [level.name for level in cls] + list(_WORDS), source)
 

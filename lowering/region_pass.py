@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Collection
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -47,7 +48,11 @@ def static_inputs(graph: fx.Graph) -> Collection[str]:
 def uuid(request: Request) -> str:
     """Changes with the source of the pass and with the rows, so that no cached graph goes stale."""
     sources = [inspect.getsource(module) for module in _REGIONS]
-    return hashlib.sha256(repr((sources, request.region_rows)).encode()).hexdigest()
+    rows = [
+        [sorted(value) if isinstance(value, frozenset) else value for value in astuple(row)]
+        for row in request.region_rows
+    ]  # sets print in another order in every process
+    return hashlib.sha256(repr((sources, rows)).encode()).hexdigest()
 
 
 def inductor_pass(request: Request, taken: list[Region]) -> Any:

@@ -19,7 +19,7 @@ def compile(request: Request) -> Compiled:
         from lowering import region_pass
 
         return region_pass.run_with_library_calls(request)
-    return Compiled(run=request.graph.forward)
+    return Compiled(run=request.graph.forward, plain=True)
 
 
 PROVIDER = Provider(

@@ -11,7 +11,7 @@ from torch import fx
 
 from lowering import region_pass, toolchain
 from lowering.contract import Compiled, Probe, Provider, Region, Request
-from lowering.graphs import dump
+from lowering.graphs import clone, dump
 
 
 def probe() -> Probe:
@@ -52,30 +52,35 @@ def compile(request: Request) -> Compiled:
     regions: list[Region] = []
     if request.region_rows:
         config["post_grad_custom_pre_pass"] = region_pass.inductor_pass(request, regions)
-    failures: list[Exception] = []
     run: Any = compile_fx(
         request.graph,
         list(request.example_inputs),
-        inner_compile=_remembering(failures),
+        inner_compile=_or_eager_backward(request),
         config_patches=config or None,
     )
-    if failures:
-        # AOTAutograd puts off a backward that failed to compile with dynamic shapes until it is
-        # needed, which would raise in the user's backward(). Now there is still a way back.
-        raise failures[0]
     return Compiled(run=run, regions=regions)
 
 
-def _remembering(failures: list[Exception]) -> Any:
-    """Inductor's compile function, keeping hold of what it raises."""
-    from torch._inductor.compile_fx import compile_fx_inner
+def _or_eager_backward(request: Request) -> Any:
+    """Inductor's compile function, with a way out for a backward that does not compile.
 
-    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+    AOTAutograd compiles a backward when it is first needed: what it raises then would reach the
+    user out of `loss.backward()`, where no other provider can take over any more.
+    """
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._inductor import compile_fx as inductor
+
+    def inner_compile(gm: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("is_backward"):
+            return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
+        untouched = clone(gm)
         try:
-            return compile_fx_inner(*args, **kwargs)
+            return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
         except Exception as error:
-            failures.append(error)
-            raise
+            if request.failed_later is None:
+                raise
+            request.failed_later(error)
+            return make_boxed_func(untouched.forward)
 
     return inner_compile
 

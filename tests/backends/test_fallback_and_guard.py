@@ -148,7 +148,10 @@ def test_a_backward_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(UnifiedWarning, match="compile-failed"):
         compiled(x).sum().backward()
     torch.testing.assert_close(x.grad, x.detach().cos() * 2 + 1)
-    assert kernel_dispatch.report(compiled)[0].provider == "eager"
+    (graph,) = kernel_dispatch.report(compiled)
+    assert graph.provider == "inductor", "the forward compiled, and stays"
+    assert [(f.provider, f.taken_by) for f in graph.fallbacks] == [("inductor", "eager")]
+    assert "the backward" in graph.fallbacks[0].reason.text
 
 
 def test_two_graphs_two_warnings(broken_compiler: Callable[[BaseException], None]) -> None:

@@ -165,16 +165,28 @@ def _baseline(entry: Entry, seed: int, traced: bool) -> tuple[Any, Any]:
     """Eager's outputs and the float64 reference."""
     batch, model = entry.batch(seed), entry.model()
     eager = _inference(torch.compile(model, backend="eager") if traced else model, batch)
+    wide = _wide(entry.model())  # built here: within all_in_double it would draw other weights
     with all_in_double():
-        return eager, _inference(_wide(entry.model()), to_reference(batch))
+        reference = _inference(wide, to_reference(batch))
+    return _sane(eager, reference)
 
 
 @cache
 def _trained_baseline(entry: Entry, traced: bool) -> tuple[Any, Any]:
     batch, model = entry.batch(SEEDS[0]), entry.model().train()
     eager = _training_step(model, batch, torch.compile(model, backend="eager") if traced else model)
+    wide = _wide(entry.model().train())
     with all_in_double():
-        return eager, _training_step(_wide(entry.model().train()), to_reference(batch))
+        reference = _training_step(wide, to_reference(batch))
+    _sane(eager["logits"], reference["logits"])
+    return eager, reference
+
+
+def _sane(eager: Any, reference: Any) -> tuple[Any, Any]:
+    """A reference of another model would make eager's error large, and the bound with it."""
+    errors = assert_contract(eager, eager, reference, "eager against the reference")
+    assert all(error.eager < 1e-4 for error in errors), errors
+    return eager, reference
 
 
 def _wide(model: PreTrainedModel) -> PreTrainedModel:

@@ -307,7 +307,7 @@ def test_records() -> None:
         "cuda": ("cuda",),
         "rocm": ("cuda",),
         "xpu": ("xpu",),
-        "xla": ("xla",),
+        "xla": ("xla", "tpu"),
         "mps": ("mps",),
         "neuron": ("neuron",),
     }
