@@ -6,6 +6,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two workers with one thread each: idle OpenMP threads would spin on the other's core.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo test quick sweep check format docs bench clean
 
@@ -19,10 +21,10 @@ demo: $(READY)  ## a real transformer: times of eager, inductor and unified O0-O
 	$(BIN)/python -m benchmarks.demo
 
 test: $(READY)  ## the whole suite, under 20 minutes on 2 cores
-	$(BIN)/python -m pytest
+	$(TESTS) -n 2 --dist loadfile
 
 quick: $(READY)  ## the tier without compilers and second processes, under 90 seconds
-	$(BIN)/python -m pytest -m quick
+	$(TESTS) -m quick
 
 sweep: $(READY)  ## every op of torch's OpInfo database; about an hour on 2 cores
 	$(BIN)/python -m tests.sweep

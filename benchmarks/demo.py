@@ -36,7 +36,9 @@ class LastHiddenState(torch.nn.Module):
 
 def main() -> int:
     model, inputs = bert()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; BERT base width, 4 layers,")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; BERT base width, 4 layers,"
+    )
     print("128 tokens, batch 1, float32, inference. Compiling (a minute or two) ...\n", flush=True)
     with torch.no_grad():
         reference = copy.deepcopy(model).double()(*inputs)
@@ -46,7 +48,9 @@ def main() -> int:
             contender.error = arena.relative_error(output, reference)
         arena.time_interleaved(contenders, inputs, rounds=15)
     print(arena.table(contenders))
-    print("\nMedians of 15 interleaved rounds; error is the largest one against float64, relative.\n")
+    print(
+        "\nMedians of 15 interleaved rounds; error is the largest one against float64, relative.\n"
+    )
     print(kernel_dispatch.report(contenders[-2].run).text(verbose=True))
     eager = contenders[0].error
     eps = torch.finfo(torch.float32).eps

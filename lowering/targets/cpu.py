@@ -46,7 +46,9 @@ TARGET = Target(
             priority=50,
             min_ops=2,
             min_bytes=1 << 20,
-            why="one op on little data has nothing to fuse, and a compiled call costs about 10 us",
+            why="one op on little data has nothing to fuse: a 64x64 linear or softmax takes 10 us "
+            "longer per call in Inductor's code than in eager, and 60 us longer with gradients "
+            "(measured: 2 cores of an AMD EPYC with AVX2, torch 2.13)",
         ),
         CapabilityRow(
             "cpu",

@@ -109,7 +109,9 @@ def same_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Te
     assert actual.keys() == expected.keys() and actual, (actual.keys(), expected.keys())
     for name, grad in expected.items():
         assert grad.abs().max() > 0, f"{name}: the test is degenerate"
-        torch.testing.assert_close(actual[name], grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(
+            actual[name], grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}"
+        )
 
 
 def main() -> None:

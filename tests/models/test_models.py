@@ -156,8 +156,18 @@ def _training_step(
     result["loss"].backward()
     return {name: tensor.detach() for name, tensor in result.items()} | {
         "gradients": {name: p.grad.clone() for name, p in model.named_parameters()},
-        "buffers": {name: buffer.clone() for name, buffer in model.named_buffers()},
+        "buffers": _statistics(dict(model.named_buffers())),
     }
+
+
+def _statistics(buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A running mean near zero is a difference of large numbers: its error is measured on the
+    scale of what was averaged, so it goes together with the spread."""
+    result = {name: buffer.clone() for name, buffer in buffers.items()}
+    for name in [name for name in result if name.endswith("running_mean")]:
+        variance = result[name.replace("running_mean", "running_var")]
+        result[name] = torch.stack([result[name], variance.sqrt()])
+    return result
 
 
 @cache
