@@ -49,7 +49,7 @@ def first_calls(contenders: list[Contender], inputs: tuple[Any, ...]) -> list[to
 def time_interleaved(
     contenders: list[Contender], inputs: tuple[Any, ...], rounds: int, seed: int = 0
 ) -> None:
-    """Each round runs every contender once, in a fresh order: noise of the machine hits all alike."""
+    """Each round runs every contender once, in a fresh order: noise hits all alike."""
     shuffle = random.Random(seed).shuffle
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for turn in range(rounds + 1):

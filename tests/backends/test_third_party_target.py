@@ -259,7 +259,8 @@ model[0].bias.data = torch.randn(3)
 print("REPLACED", call())
 print("LAST", call())
 (g,) = kernel_dispatch.report(c)
-print(g.target, g.provider, g.runs_by_provider, len(toy.to_toy) + len(toy.from_toy) == g.transfers, len(toy.compiled))
+moved = len(toy.to_toy) + len(toy.from_toy)
+print(g.target, g.provider, g.runs_by_provider, moved == g.transfers, len(toy.compiled))
 print("moved" in g.text(), g.settings.as_dict()["device"])
 """
 

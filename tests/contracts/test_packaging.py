@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import kernel_dispatch
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11 brought it")
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -110,8 +110,8 @@ def same_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Te
     for name, grad in expected.items():
         assert grad.abs().max() > 0, f"{name}: the test is degenerate"
         torch.testing.assert_close(
-            actual[name], grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}"
-        )
+            {name: actual[name]}, {name: grad}, rtol=1e-4, atol=1e-6
+        )  # as a mapping, so that a failure names the parameter
 
 
 def main() -> None:
