@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from kernel_dispatch import caches, debug, devices, dynamo, placement, reporting
+from kernel_dispatch.callables import origin
 from kernel_dispatch.facts import GraphFacts, collect, nothing_known
 from kernel_dispatch.guard import Guard, with_threads
 from kernel_dispatch.reporting import GraphReport
@@ -27,6 +29,16 @@ log = logging.getLogger(__name__)
 
 # Inductor's config patches are scoped but global, so two compilations must not interleave.
 _compiling = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """A child forked while another thread compiles would wait for that thread for ever."""
+    global _compiling
+    _compiling = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def unified(
@@ -136,7 +148,7 @@ def _open(
 ) -> GraphReport:
     """Start the graph's record, and say at once what is already known to fall short."""
     wrapped, function = dynamo.owner()
-    owner = reporting.origin(wrapped)
+    owner = origin(wrapped)
     if function.startswith("wrap_inline"):  # torch's stand-in for the forward of its own modules
         function = type(owner).__name__
     compile_id, version = dynamo.compile_id()
@@ -166,9 +178,10 @@ def _say_what_falls_short(record: GraphReport, version: int) -> None:
     for reason in chosen.missing:
         reporting.fell_back(record, "plan", reason.text.split(":")[0], chosen.provider, reason)
     limit = dynamo.recompile_limit()
-    if limit is not None and version and version + 1 == limit:
+    if limit is not None and version and dynamo.versions() == limit:
+        at = f" ({record.place})" if record.place else ""
         text = (
-            f"{record.function} ({record.place}) has been compiled {limit} times, which is "
+            f"{record.function}{at} has been compiled {limit} times, which is "
             f"Dynamo's recompile limit: one more change and it runs uncompiled. The failing guard: "
             f"{record.recompile_reason or 'unknown'}. Use dynamic=True, or raise "
             f"torch._dynamo.config.recompile_limit."

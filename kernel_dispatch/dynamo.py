@@ -5,6 +5,7 @@ Everything here degrades to "unknown" when a newer torch has moved it, and never
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Iterator
@@ -31,6 +32,19 @@ def recompile_reason() -> str:
 
     metrics = getattr(get_metrics_context(), "_metrics", None) or {}
     return " ".join(str(metrics.get("recompile_reason") or "").split())
+
+
+def versions() -> int:
+    """How many compiled versions the code in work has, this one counted: what the limit is for."""
+    eval_frame: Any = importlib.import_module("torch._dynamo.eval_frame")
+    code = _code_in_work()
+    if code is None:
+        return 0
+    try:
+        region = eval_frame.get_eval_frame_isolate_recompiles_id()
+        return len(eval_frame._get_cache_entries_for_region(code, region)) + 1
+    except AttributeError:  # before torch 2.13 a code object had one cache only
+        return len(eval_frame._debug_get_cache_entry_list(code)) + 1
 
 
 def recompile_limit() -> int | None:
@@ -101,12 +115,18 @@ def _frames() -> Iterator[types.FrameType]:
 
 def _frame_name(wrapped: Any) -> str:
     """The function being compiled: after a graph break it is not the one the user named."""
-    for frame in _frames():
-        if frame.f_code.co_name == "_compile" and isinstance(
-            code := frame.f_locals.get("code"), types.CodeType
-        ):
-            return getattr(code, "co_qualname", code.co_name)
+    if (code := _code_in_work()) is not None:
+        return getattr(code, "co_qualname", code.co_name)
     return getattr(wrapped, "__qualname__", type(wrapped).__name__ if wrapped else "?")
+
+
+def _code_in_work() -> types.CodeType | None:
+    """The code object of the frame that Dynamo is compiling."""
+    for frame in _frames():
+        code = frame.f_locals.get("code")
+        if frame.f_code.co_name == "_compile" and isinstance(code, types.CodeType):
+            return code
+    return None
 
 
 def writes_inputs() -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 from torch import fx
 
 from kernel_dispatch import dynamo
-from kernel_dispatch.reporting import Report, origin, watched
+from kernel_dispatch.callables import given_to_torch
+from kernel_dispatch.reporting import Report, watched
 from lowering.reasons import Reason
 
 
@@ -95,10 +98,11 @@ class Explanation:
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Compile `fn` afresh with the settings in force, call it once with the arguments, and tell.
 
-    `fn` is a function, a module, or what torch.compile returned (its own options are then used).
-    Graphs that are compiled already stay as they are.
+    `fn` is a function, a method, a module, or what torch.compile returned (its own options are then
+    used). Graphs that are compiled already stay as they are, and so does what is left of Dynamo's
+    recompile limit.
     """
-    with watching() as watched:
+    with watching() as watched, _uncompiled(fn):
         result = compiled_afresh(fn)(*args, **kwargs)
     return watched.explanation(result)
 
@@ -113,8 +117,26 @@ def compiled_afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any) -> Any:
         return unified(gm, example_inputs, **{**given, **more})
 
-    compiled_by_torch = dynamo.wrapper_of(fn) is not None
-    return torch.compile(origin(fn) if compiled_by_torch else fn, backend=backend)
+    apart: dict[str, Any] = {"isolate_recompiles": True} if _can_isolate() else {}
+    return torch.compile(given_to_torch(fn), backend=backend, **apart)
+
+
+def _can_isolate() -> bool:
+    """Newer torch keeps the compilations of one torch.compile call in a cache of their own."""
+    return "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+@contextlib.contextmanager
+def _uncompiled(fn: Any) -> Iterator[None]:
+    """A module that was compiled in place runs as it is, and the limit does not stop explain()."""
+    compiled_in_place = getattr(fn, "_compiled_call_impl", None)
+    with contextlib.ExitStack() as stack:
+        if compiled_in_place is not None:
+            fn._compiled_call_impl = None
+            stack.callback(setattr, fn, "_compiled_call_impl", compiled_in_place)
+        if not _can_isolate():
+            stack.enter_context(torch._dynamo.config.patch(recompile_limit=1 << 20))
+        yield
 
 
 def _kwargs_of(compiled: Any) -> dict[str, Any]:

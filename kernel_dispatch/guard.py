@@ -4,7 +4,8 @@ The rules, in the order in which they matter:
  1. An error that eager raises too is the user's: it is raised as eager raises it.
  2. A failure of ours is answered by eager, with the inputs as they were, and said once.
  3. Inputs that the graph writes into are never left half-written behind a result: they are put
-    back before eager runs, or, where no copy was taken, the error is raised again.
+    back before eager runs, or, where no copy was taken, the error is raised again, and later
+    calls go to eager.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 
 from kernel_dispatch import dynamo
-from kernel_dispatch.reporting import GraphReport, fell_back
+from kernel_dispatch.reporting import GraphReport, configured_otherwise, fell_back
+from kernel_dispatch.settings import in_context
 from lowering import observing
 from lowering.contract import Graph
 from lowering.errors import StrictModeError
@@ -62,6 +64,8 @@ class Guard:
 
     def __call__(self, *args: Any) -> Any:
         run = self._run
+        if in_context() and (otherwise := self._record.settings.against_context()):
+            configured_otherwise(self._record, otherwise)
         before = None if self._rehearsed else self._remember(args)
         try:
             result = self._listened(run, args) if self._listens else run(*args)
@@ -97,6 +101,7 @@ class Guard:
             raise error
         if (self._written or self._written_unknown) and (before is None or before.copies is None):
             _explain_no_second_try(error)
+            self._demote(error, "eager, from the next call on")
             raise error
         _put_back(args, before)
         try:
@@ -110,7 +115,7 @@ class Guard:
             raise
         return result
 
-    def _demote(self, error: Exception) -> None:
+    def _demote(self, error: Exception, taken_by: str = "eager") -> None:
         """From now on eager, said once. In strict mode nothing changes: the next call fails too."""
         record = self._record
         with self._lock:
@@ -121,7 +126,7 @@ class Guard:
         failed, record.provider = _failed(record), "eager"
         reason = Reason(_code(error), str(error) or repr(error), record.place)
         try:
-            fell_back(record, "run", failed, "eager", reason, error)
+            fell_back(record, "run", failed, taken_by, reason, error)
         finally:
             if record.settings.strict:
                 record.provider = failed

@@ -7,7 +7,6 @@ import json
 import threading
 import types
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from kernel_dispatch import dynamo
+from kernel_dispatch.callables import code_of, origin, reference, same
 from kernel_dispatch.facts import GraphFacts
 from kernel_dispatch.selection import Plan
 from kernel_dispatch.settings import Settings
@@ -44,7 +44,7 @@ class Fallback:
         }
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class GraphReport:
     """Everything known of one compiled graph. `runs` and `runs_by_provider` are live counters."""
 
@@ -68,6 +68,7 @@ class GraphReport:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _owner: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
     _wrapper: Any = field(default=None, repr=False, compare=False)
+    _code: types.CodeType | None = field(default=None, repr=False, compare=False)
 
     @property
     def target(self) -> str:
@@ -169,6 +170,18 @@ class GraphReport:
     def __str__(self) -> str:
         return self.text()
 
+    def __repr__(self) -> str:
+        return f"<graph {self.compile_id} of {self.function}: {self.target}/{self.provider}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A report can be sent from a worker: without lock and the references into this process."""
+        gone = ("_lock", "_owner", "_wrapper", "_code")
+        return {name: value for name, value in self.__dict__.items() if name not in gone}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _owner=lambda: None)
+        self._wrapper = self._code = None
+
 
 class Report(list[GraphReport]):
     """A list of graph records that also prints: `print(kernel_dispatch.report())`."""
@@ -183,6 +196,13 @@ class Report(list[GraphReport]):
 
     def json(self, indent: int | None = 2) -> str:
         return json.dumps(self.as_dict(), indent=indent, default=str)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Report(found) if isinstance(index, slice) else found
+
+    def __repr__(self) -> str:
+        return self.text()
 
     @property
     def fallbacks(self) -> list[Fallback]:
@@ -207,7 +227,8 @@ def open_record(**fields: Any) -> GraphReport:
     with _lock:
         record = GraphReport(index=_opened, **fields)
         _opened += 1
-        record._owner, record._wrapper = _reference(owner), dynamo.wrapper_in_work()
+        record._owner, record._code = reference(owner), code_of(owner)
+        record._wrapper = dynamo.wrapper_in_work()
         _log.append(record)
         for watcher in _watchers:
             watcher.append(record)
@@ -219,18 +240,19 @@ def report(compiled: Any = None) -> Report:
     """All graphs of this process, or those of one callable.
 
     `report(compiled)` gives the graphs of that compiled callable; `report(model)`, with the
-    original model or function, those of all its compilations.
+    original model or function, those of all its compilations. Dynamo lets equal compilations of
+    one piece of code share graphs (a second instance of a class, say): where no graph was compiled
+    for this very callable, the shared ones are given.
     """
     with _lock:
         records = list(_log)
     if compiled is None:
         return Report(records)
     wanted, wrapper = origin(compiled), dynamo.wrapper_of(compiled)
-    return Report(
-        record
-        for record in records
-        if record._owner() is wanted and (wrapper is None or record._wrapper == wrapper)
-    )
+    alike = [r for r in records if wrapper is None or r._wrapper == wrapper]
+    own = [r for r in alike if same(r._owner(), wanted)]
+    code = code_of(wanted) if wrapper is not None else None
+    return Report(own or [r for r in alike if code is not None and r._code is code])
 
 
 @contextlib.contextmanager
@@ -252,27 +274,17 @@ def clear() -> None:
         _warned_absent.clear()
 
 
-def origin(fn: Any) -> Any:
-    """What the user handed to torch.compile, for whatever form of it we are given."""
-    fn = getattr(fn, "_orig_mod", fn)
-    fn = getattr(fn, "_torchdynamo_orig_callable", fn)
-    for _ in range(8):  # wrappers of wrappers, as torch nests them
-        if isinstance(fn, torch.nn.Module):
-            return getattr(fn, "_orig_mod", fn)
-        if isinstance(fn, types.MethodType):
-            fn = fn.__self__ if isinstance(fn.__self__, torch.nn.Module) else fn.__func__
-        elif hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
-        else:
-            return fn
-    return fn
-
-
-def _reference(owner: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(owner)
-    except TypeError:  # builtins cannot be referenced weakly, and live for ever anyway
-        return lambda: owner
+def configured_otherwise(record: GraphReport, text: str) -> None:
+    """configure() is in force around a graph that was compiled before, with something else."""
+    if text not in record.notes:
+        record.notes.append(text)
+        warnings.warn(
+            f"kernel_dispatch: graph {record.compile_id} of {record.function} was compiled before "
+            f"this configure() block and keeps what it was compiled with: {text}. Give the setting "
+            f"as options= to torch.compile, or call torch.compiler.reset() first.",
+            UnifiedWarning,
+            stacklevel=4,
+        )
 
 
 def withdraw(record: GraphReport) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def report_text(graphs: Sequence[GraphReport], verbose: bool) -> str:
     if not graphs:
-        return "No graph: the backend `unified` was not called (see kernel_dispatch.explain)."
+        return "No graph of `unified` belongs here (kernel_dispatch.explain tells why)."
     fallbacks = sum(len(graph.fallbacks) for graph in graphs)
     head = f"{len(graphs)} graph{'s' * (len(graphs) != 1)}, {fallbacks} fallback" + "s" * (
         fallbacks != 1

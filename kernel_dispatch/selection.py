@@ -173,10 +173,10 @@ def _demand(settings: Settings, machine: Machine) -> None:
     here = [target.name for target in machine.targets if machine.probe(target).available]
     found = next(machine.probe(t) for t in machine.targets if t.name == wish.target)
     if not found.available:
-        fix = f" {found.fix}" if found.fix else ""
+        fix = f" To get it: {found.fix}" if found.fix else ""
         raise BackendNotAvailableError(
-            f"device {str(wish)!r} was forced (from {source}) and is not here: {found.reason}."
-            f"{fix} Available: {', '.join(here)}."
+            f"device {str(wish)!r} was forced (from {source}) and is not here: {found.reason}. "
+            f"Available: {', '.join(here)}.{fix}"
         )
     count = int(found.details.get("device_count", 1))
     if wish.index is not None and wish.index >= count:

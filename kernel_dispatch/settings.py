@@ -11,7 +11,7 @@ import contextvars
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -62,7 +62,7 @@ def _parse_device(value: Any, source: str) -> DeviceWish | None:
     target = targets.resolve_name(name)
     if target is None:
         raise unknown("device", value, ["auto", *targets.accepted_names()], source)
-    if index and not index.isdigit():
+    if index and not (index.isascii() and index.isdigit()):
         raise SettingError(f"device {value!r} (from {source}): the index must be a number >= 0.")
     return DeviceWish(target, int(index) if index else None)
 
@@ -70,6 +70,8 @@ def _parse_device(value: Any, source: str) -> DeviceWish | None:
 def _parse_disable(value: Any, source: str) -> frozenset[str]:
     names = value.split(",") if isinstance(value, str) else value
     try:
+        if isinstance(value, bytes):
+            raise TypeError("bytes are not names")
         wanted = {str(name).strip().lower() for name in names} - {""}
     except TypeError:
         raise SettingError(
@@ -91,9 +93,15 @@ def _parse_threads(value: Any, source: str) -> int | None:
     if value is None:
         return None
     text = str(value).strip()
-    if isinstance(value, bool) or not text.isdigit() or int(text) < 1:
-        raise SettingError(f"threads={value!r} (from {source}): give a whole number >= 1.")
-    return int(text)
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if isinstance(value, bool) or not 1 <= number <= _MOST_THREADS:
+        raise SettingError(
+            f"threads={value!r} (from {source}): give a whole number from 1 to {_MOST_THREADS}."
+        )
+    return number
+
+
+_MOST_THREADS = 4096
 
 
 def _parse_inductor(value: Any, source: str) -> tuple[tuple[str, Any], ...]:
@@ -112,7 +120,22 @@ def _parse_inductor(value: Any, source: str) -> tuple[tuple[str, Any], ...]:
                     f"unknown Inductor option {key!r} (from {source}).{hint} "
                     f"torch._inductor.list_options() prints all {len(accepted)} that are accepted."
                 )
+        _check_types(value, source)
     return tuple(sorted(value.items()))
+
+
+def _check_types(value: Mapping[str, Any], source: str) -> None:
+    """Inductor itself would fail much later, with an error that does not name the option."""
+    from torch._inductor import config
+
+    defaults = config.get_config_copy()
+    for key, given in value.items():
+        wanted = type(defaults.get(key))
+        fits = isinstance(given, wanted) and isinstance(given, bool) == (wanted is bool)
+        if wanted in (bool, int, str) and not fits and given is not None:
+            raise SettingError(
+                f"inductor option {key}={given!r} (from {source}): give a {wanted.__name__}."
+            )
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -153,7 +176,7 @@ OPTIONS: tuple[Option, ...] = (
         "UNIFIED_THREADS",
         None,
         _parse_threads,
-        "a whole number >= 1",
+        "a whole number from 1 to 4096",
         "CPU threads while a graph compiles and runs; restored after each call.",
     ),
     Option(
@@ -186,9 +209,18 @@ class Settings:
     strict: bool = False
     disable: frozenset[str] = frozenset()
     threads: int | None = None
-    inductor: tuple[tuple[str, Any], ...] = ()
+    inductor: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold lists
     mode: str | None = None
     sources: tuple[tuple[str, str], ...] = ()
+
+    def against_context(self) -> str:
+        """Where configure(), as it is in force now, asks for something else than these settings."""
+        context, sources = _context.get(), dict(self.sources)
+        return "; ".join(
+            f"{name} is {getattr(self, name)} and configure() asks for {value}"
+            for name, value in context.items()
+            if sources.get(name) not in ("options=", "mode=") and getattr(self, name) != value
+        )
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """name -> {value, source}; values as JSON can carry them."""
@@ -251,6 +283,11 @@ class configure(contextlib.ContextDecorator):
             )
 
 
+def in_context() -> bool:
+    """Is any configure() block in force on this thread?"""
+    return bool(_context.get())
+
+
 def _option(name: str, source: str) -> Option:
     if name not in _BY_NAME:
         error = unknown("option", name, _BY_NAME, source)
@@ -268,6 +305,10 @@ def _is_inductors(name: str) -> bool:
 
 def _mode_level(mode: str) -> tuple[Level, str | None]:
     """mode= takes Inductor's mode strings and, because users try it, the names of levels."""
+    if not isinstance(mode, str):
+        raise SettingError(
+            f"mode={mode!r}: give one of {', '.join(MODES)}, or the name of a level."
+        )
     if mode in MODES:
         return MODES[mode], mode
     try:

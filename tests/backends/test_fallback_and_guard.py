@@ -369,13 +369,20 @@ def test_a_written_input_on_a_later_call_is_an_error(
     lowering(run)
     compiled, x = unified(written), torch.arange(6.0)
     compiled(x)
-    with pytest.raises(Injected, match="half-way") as caught:
+    with (
+        pytest.warns(UnifiedWarning, match="from the next call on"),
+        pytest.raises(Injected, match="half-way") as caught,
+    ):
         compiled(x)
     assert any(
         "half-written" in note for note in getattr(caught.value, "__notes__", ["half-written"])
     )
     (record,) = kernel_dispatch.report(compiled)
     assert record.runs_by_provider == {"inductor": 1}
+    assert [f.reason.code for f in record.fallbacks] == ["run-failed"]
+    x, twin = torch.arange(6.0), torch.arange(6.0)
+    torch.testing.assert_close(compiled(x), written(twin))
+    assert torch.equal(x, twin), "eager answers from the next call on"
 
 
 def test_running_statistics_are_not_counted_twice(
