@@ -50,7 +50,9 @@ class Explanation:
         return [
             f"{frame.function}: {frame.recompile_reason}"
             for frame in self.frames
-            if frame.recompile_reason and "BACKEND_MATCH" not in frame.recompile_reason
+            if "BACKEND_MATCH" not in frame.recompile_reason
+            and not frame.recompile_reason.endswith(":")  # how torch 2.8 says the same
+            and frame.recompile_reason
         ]
 
     @property

@@ -76,6 +76,11 @@ def test_a_break_inside_a_loop_names_frame_and_line() -> None:
     text = str(told)
     assert "loops" in text
     places = [reason.place for reason in [*told.graph_breaks, *told.skipped]]
+    if not places:  # torch 2.8 keeps no line for a function that it skips: then the function's own
+        assert told.never_called is not None
+        places = [told.never_called.place]
+        assert places == [line_of(loops, "def loops")]
+        return
     assert line_of(loops, "graph_break") in places, text
 
 
