@@ -1,8 +1,8 @@
 """oneDNN (which torch calls mkldnn): linear layers with prepacked weights, in inference.
 
 The graph keeps the weight as an input and calls an operator of ours that owns the packed form.
-So an updated weight is seen, equal layers share a compiled graph, and cache keys do not depend on the
-values of weights.
+So an updated weight is seen, equal layers share a compiled graph, and cache keys do not depend on
+the values of weights.
 """
 
 from __future__ import annotations
