@@ -92,6 +92,8 @@ def _limits(row: CapabilityRow) -> str:
         limits.append("not " + ", ".join(sorted(row.refused_dtypes)))
     if row.refused_ops:
         limits.append("not " + ", ".join(sorted(row.refused_ops)))
+    if row.refused_complex_ops:
+        limits.append("of complex numbers not " + ", ".join(sorted(row.refused_complex_ops)))
     if row.features:
         limits.append("needs " + ", ".join(sorted(row.features)))
     kinds = ("training", "dynamic", "mutation", "subclasses")

@@ -27,6 +27,7 @@ class CapabilityRow:
     dtypes: frozenset[str] | None = None  # None: every dtype
     refused_dtypes: frozenset[str] = frozenset()
     refused_ops: frozenset[str] = frozenset()
+    refused_complex_ops: frozenset[str] = frozenset()  # refused where complex numbers are around
     training: bool = True
     dynamic: bool = True
     mutation: bool = True
@@ -89,6 +90,10 @@ def _check_values(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[n
         no("dtype-unsupported", f"{row.provider} does not take {_listed(refused)}")
     if ops := work.ops & row.refused_ops:
         no("op-unsupported", f"{row.provider} does not take {_listed(ops)}")
+    if any(dtype.startswith("complex") for dtype in work.dtypes) and (
+        ops := work.ops & row.refused_complex_ops
+    ):
+        no("op-unsupported", f"{row.provider} does not take {_listed(ops)} of complex numbers")
     if work.op_count < row.min_ops and work.bytes_moved < row.min_bytes:
         no(
             "too-small",

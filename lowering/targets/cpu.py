@@ -28,6 +28,13 @@ def inductor_config(level: Level) -> Mapping[str, Any]:
     return {"max_autotune": True} if level >= Level.O3 else {}
 
 
+# Inductor 2.13 gives a wrong pseudo-inverse of a complex matrix, without a word, and its backward
+# of these factorisations and solvers raises (the op sweep found both). Nothing to fuse in them.
+_WRONG_ON_COMPLEX = frozenset(
+    "pinverse linalg_pinv lu lu_solve linalg_lu linalg_lu_factor linalg_lu_factor_ex "
+    "linalg_lu_solve".split()
+)
+
 TARGET = Target(
     name="cpu",
     summary="Any CPU that torch runs on, through Inductor, oneDNN and eager",
@@ -44,6 +51,7 @@ TARGET = Target(
             GRAPH,
             Level.O2,
             priority=50,
+            refused_complex_ops=_WRONG_ON_COMPLEX,
             min_ops=2,
             min_bytes=1 << 20,
             why="one op on little data has nothing to fuse: a 64x64 linear or softmax takes 10 us "

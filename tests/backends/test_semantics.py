@@ -680,3 +680,20 @@ def test_one_op_is_compiled_only_where_it_moves_much(small: Small) -> None:
     assert record.provider == small.provider
     no = {r.provider: [reason.code for reason in r.reasons] for r in record.plan.rejected}
     assert no.get("inductor", []) == (["too-small"] if small.provider == "eager" else [])
+
+
+def test_complex_pseudo_inverse_is_right() -> None:
+    """Stock Inductor returns wrong values here; the capability table leaves the op to eager."""
+    x = torch.randn(5, 5, dtype=torch.complex64)
+    compiled = compile_at("O2", lambda x: torch.linalg.pinv(x) @ x + 0)
+    torch.testing.assert_close(compiled(x), torch.linalg.pinv(x) @ x + 0, rtol=1e-4, atol=1e-4)
+    (record,) = kernel_dispatch.report(compiled)
+    assert record.provider == "eager"
+    assert not record.fallbacks
+    refused = next(r for r in record.plan.rejected if (r.target, r.provider) == ("cpu", "inductor"))
+    assert [reason.code for reason in refused.reasons] == ["op-unsupported"]
+    real = compile_at("O2", lambda x: torch.linalg.pinv(x) @ x + 0)
+    torch.testing.assert_close(
+        real(x.real), torch.linalg.pinv(x.real) @ x.real, atol=1e-4, rtol=1e-4
+    )
+    assert kernel_dispatch.report(real)[0].provider == "inductor"

@@ -43,18 +43,12 @@ class Expected:
 _MEAN = SHARED + "the mean that is computed along with the variance loses bits where it is near 0"
 _COND = SHARED + "singular values differ from eager's in the last bits, and their quotient in more"
 
-_STRIDES = SHARED + (
-    "the compiled backward raises: linalg_solve_triangular gives other strides than it expects"
-)
-
 TABLE: tuple[Expected, ...] = (
     Expected("var_mean", "", "float32", ("O2",), ANY, _MEAN),
     Expected("var_mean", "unbiased", "float32", ("O2",), ANY, _MEAN),
     Expected("std_mean", "", "float32", ("O2",), ANY, _MEAN),
     Expected("std_mean", "unbiased", "float32", ("O2",), ANY, _MEAN),
     Expected("linalg.cond", "", "float32", ("O2",), "forward", _COND),
-    Expected("lu", "", "complex64", ("O2",), "backward", _STRIDES),
-    Expected("lu_solve", "", "complex64", ("O2",), "backward", _STRIDES),
 )
 
 
