@@ -15,10 +15,11 @@ from torch import fx
 from kernel_dispatch import caches, debug, devices, dynamo, placement, reporting
 from kernel_dispatch.callables import origin
 from kernel_dispatch.facts import GraphFacts, collect, nothing_known
-from kernel_dispatch.guard import Guard, with_threads
+from kernel_dispatch.guard import Guard
 from kernel_dispatch.reporting import GraphReport
 from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
+from kernel_dispatch.thread_count import with_threads
 from lowering import packing, providers, targets
 from lowering.contract import Compiled, Graph, Request
 from lowering.errors import UnifiedError, UnifiedWarning

@@ -11,7 +11,7 @@ The rules, in the order in which they matter:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,21 +166,3 @@ def _put_back(args: Sequence[Any], before: _Before | None) -> None:
 
 def _code(error: Exception) -> str:
     return "out-of-memory" if isinstance(error, torch.OutOfMemoryError) else "run-failed"
-
-
-def with_threads(run: Callable[..., Any], threads: int | None) -> Callable[..., Any]:
-    """Run under a thread count of its own and put the process's back, whatever happens."""
-    if threads is None:
-        return run
-
-    def scoped(*args: Any) -> Any:
-        before = torch.get_num_threads()
-        if before == threads:
-            return run(*args)
-        torch.set_num_threads(threads)
-        try:
-            return run(*args)
-        finally:
-            torch.set_num_threads(before)
-
-    return scoped
