@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_dispatch import __version__, explain_command
-from kernel_dispatch.explain_command import UserCodeError, print_user_error
 from kernel_dispatch.terminal import Style, style_of, write, write_json
+from kernel_dispatch.user_code import UserCodeError, print_user_error
 from lowering.errors import StrictModeError, UnifiedError
 
 if TYPE_CHECKING:

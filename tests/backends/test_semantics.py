@@ -18,13 +18,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import kernel_dispatch
+from kernel_dispatch.numerics import is_inexact, to_reference
 from tests.support.compiling import compile_at
-from tests.support.numerics import (
-    assert_bit_identical,
-    assert_contract,
-    is_inexact,
-    to_reference,
-)
+from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.reports import assert_ran_as_planned, providers_of
 
 LEVELS = ("O0", "O1", "O2")

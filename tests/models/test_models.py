@@ -13,14 +13,10 @@ import torch
 pytest.importorskip("transformers")
 from transformers import PreTrainedModel, StaticCache
 
+from kernel_dispatch.numerics import all_in_double, to_reference
 from tests.models.zoo import BY_NAME, ENTRIES, Entry, Inputs, outputs
 from tests.support.compiling import compile_at, size_limits_lifted
-from tests.support.numerics import (
-    all_in_double,
-    assert_bit_identical,
-    assert_contract,
-    to_reference,
-)
+from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.reports import assert_ran_as_planned
 
 pytestmark = pytest.mark.slow

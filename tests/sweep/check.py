@@ -11,16 +11,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from kernel_dispatch.numerics import Errors, double_by_default, is_inexact, to_reference
 from tests.support.compiling import BACKEND, compile_at
-from tests.support.numerics import (
-    Errors,
-    assert_bit_identical,
-    assert_contract,
-    assert_same_form,
-    double_by_default,
-    is_inexact,
-    to_reference,
-)
+from tests.support.numerics import assert_bit_identical, assert_contract, assert_same_form
 from tests.support.reports import fallbacks_of, providers_of
 from tests.sweep.samples import UNINITIALISED, Case, Sample, has_direction, ops, samples, seed_of
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.numerics import (
-    all_in_double,
-    assert_bit_identical,
-    assert_contract,
-    assert_same_form,
-    measure,
-    to_reference,
-)
+from kernel_dispatch.numerics import all_in_double, measure, to_reference
+from tests.support.numerics import assert_bit_identical, assert_contract, assert_same_form
 
 pytestmark = pytest.mark.quick
 

@@ -1,0 +1,1 @@
+"""The benchmark harness, its workloads and its peers."""
