@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.workloads.hf_wrapping import Plain, StaticDecoding, freeze_key_biases
+from benchmarks.workloads.hf_wrapping import Plain, StaticDecoding, freeze
 from kernel_dispatch.bench import Case, Workload
 
 
@@ -67,7 +67,7 @@ def hf_bert(small: bool = False) -> Case:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    model = freeze_key_biases(BertModel(config))
+    model = freeze(BertModel(config), "key.bias")  # a softmax does not see it
     outputs = ("last_hidden_state", "pooler_output")
     return Case(Plain(model, ("input_ids",), outputs), (sizes.draw_tokens(),))
 

@@ -55,9 +55,9 @@ class StaticDecoding(nn.Module):
         ).logits
 
 
-def freeze_key_biases(model: nn.Module) -> nn.Module:
-    """A softmax does not see a bias of the keys: its gradient would be rounding noise."""
+def freeze(model: nn.Module, *endings: str) -> nn.Module:
+    """Take out of the training what has no gradient in exact arithmetic, only rounding noise."""
     for name, parameter in model.named_parameters():
-        if name.endswith(("key.bias", "k_proj.bias")):
+        if name.endswith(endings):
             parameter.requires_grad_(False)
     return model

@@ -61,11 +61,14 @@ class InvertedResidual(nn.Module):
         self.adds = stride == 1 and inside == outside
         project = nn.Conv2d(width, outside, 1, bias=False)
         project.gain = BRANCH_GAIN if self.adds else 1.0
+        norm = nn.BatchNorm2d(outside)
+        # In training the next batch norm takes every shift out again: rounding noise for gradient.
+        norm.bias.requires_grad_(False)
         self.branch = nn.Sequential(
             convolution(inside, width, 1) if expansion != 1 else nn.Identity(),
             convolution(width, width, 3, stride, groups=width),
             project,
-            nn.BatchNorm2d(outside),
+            norm,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
