@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_dispatch import __version__, explain_command
+from kernel_dispatch.bench import command as bench
 from kernel_dispatch.terminal import Style, style_of, write, write_json
 from kernel_dispatch.user_code import UserCodeError, print_user_error
 from lowering.errors import StrictModeError, UnifiedError
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # What follows `--` is the script's own, whatever it looks like.
     split = arguments.index("--") if "--" in arguments else len(arguments)
+    if arguments[:2] == ["bench", "compare"]:  # argparse takes one word for a command
+        arguments[:2], split = ["bench compare"], split - 1
     parser = _parser()
     try:
         args = parser.parse_args(arguments[:split])
@@ -74,6 +77,7 @@ _EXAMPLES = """examples:
   kernel-dispatch devices                     every target: present, or absent and why
   kernel-dispatch explain shop.model:build    compile it with `unified` and tell what happened
   kernel-dispatch explain train.py -- --epochs 1
+  kernel-dispatch bench shop.model:build      time it under eager, Inductor and `unified`
 
 exit code: 0 fine, 1 problems found, 2 wrong usage or a bad setting.
 Colour is for terminals only: NO_COLOR switches it off and wins over FORCE_COLOR."""
@@ -122,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(
             name, help=text, description=more.pop("description", text), formatter_class=raw, **more
         )
-        made.add_argument("--json", action="store_true", help="for programs")
+        if "bench" not in name:  # there --json names a file
+            made.add_argument("--json", action="store_true", help="for programs")
         made.set_defaults(command=run, needs_torch=name != "levels")
         return made
 
@@ -136,6 +141,23 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXPLAIN_EXAMPLES,
     )
     _add_explain_arguments(explain)
+    bench.add_arguments(
+        command(
+            "bench",
+            bench.run,
+            "time a workload under several backends, verified, side by side",
+            description=bench.DESCRIPTION,
+            epilog=bench.EPILOG,
+        )
+    )
+    bench.add_compare_arguments(
+        command(
+            "bench compare",
+            bench.run_compare,
+            "what became slower between two results of bench",
+            epilog=bench.COMPARE_EPILOG,
+        )
+    )
     command("levels", _levels, "what O0 to O3 may do and what they promise")
     command("options", _options, "every option, its environment variable and its default")
     return parser

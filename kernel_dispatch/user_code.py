@@ -34,6 +34,11 @@ class UserCodeError(Exception):
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
+def named(target: str) -> Any:
+    """The object itself."""
+    return _find(target)[1]
+
+
 def load(target: str) -> Call:
     """What `module:function` or `file.py:function` names, ready to be called."""
     module, found = _find(target)

@@ -1,0 +1,247 @@
+"""`kernel-dispatch bench` and `bench compare`: arguments, files, exit codes.
+
+Torch is imported only once a command runs, as in cli.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernel_dispatch.terminal import style_of, write
+from lowering.errors import SettingError, unknown
+
+if TYPE_CHECKING:
+    from kernel_dispatch.bench.results import Run
+    from kernel_dispatch.bench.session import Wish
+
+DESCRIPTION = """Time a workload under several backends, side by side, and verify before timing.
+
+TARGET is one of
+
+  a name           one of the built-in workloads (they come with the project's checkout; see --list)
+  core             all workloads of the core set
+  module:function  your own: what `explain` accepts, for instance a function without arguments that
+                   returns (model, args) or (model, args, kwargs); the same for file.py:function
+
+Every contender runs in a process of its own; eager is always one of them, since it is what the
+others are measured by. Their output is compared with float64 first: a wrong one is not timed."""
+
+EPILOG = """examples:
+  kernel-dispatch bench shop.model:make --levels O0,O1,O2,O3 --backends eager,inductor,unified
+  kernel-dispatch bench text-encoder cnn --backends unified,openvino-f32 --html report.html
+  kernel-dispatch bench model.py:make --dtype bfloat16 --training --json after.json
+  kernel-dispatch bench compare before.json after.json --fail-on 5%
+
+exit code: 0 fine, 1 an output was wrong or something failed, 2 wrong usage. A peer that is not
+installed is a row with a reason and no failure."""
+
+COMPARE_EPILOG = """A row is slower only if it lost more than --fail-on and the 95% intervals of the
+two runs do not touch. By default times are compared relative to the baseline of their own run,
+which takes out how busy the machine was. Reads files of --json and of pytest --benchmark-json.
+
+exit code: 0 fine, 1 a row became slower, broke or is gone, 2 wrong usage."""
+
+_BACKENDS = "contenders beside eager (default: inductor,unified); your own: module:function"
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    def names(text: str) -> list[str]:
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+    add = parser.add_argument
+    add("targets", nargs="*", metavar="TARGET", help="a built-in workload, or module:function")
+    add("--list", action="store_true", help="the built-in workloads and backends, and their state")
+    add("--backends", type=names, default=["inductor", "unified"], metavar="A,B", help=_BACKENDS)
+    add("--levels", type=names, default=["O2"], metavar="O1,O2", help="levels of unified")
+    add("--devices", type=names, default=["cpu"], metavar="D", help="cpu, cuda, cuda:1, xpu, mps")
+    add("--dtype", metavar="DTYPE", help=f"{', '.join(_DTYPES)} (default: as it is built)")
+    add("--threads", type=_positive, metavar="N", help="threads of every process")
+    add("--training", action="store_true", help="forward and backward instead of inference")
+    add("--seed", type=int, default=0, help="for weights, inputs and the order of the rounds")
+    add("--seconds", type=float, default=2.0, metavar="S", help="of timing per row (default: 2)")
+    add("--timeout", type=float, default=900.0, metavar="S", help="for one step of one contender")
+    add("--no-second-process", action="store_true", help="leave out the warm compile time")
+    add("--json", metavar="FILE", help="results, readable by pytest-benchmark compare")
+    add("--csv", metavar="FILE", help="results as a flat table")
+    add("--html", metavar="FILE", help="results as one page without outside resources")
+    add("--plots", metavar="FOLDER", help="speed-up and roofline plots as SVG and PNG")
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", metavar="A.json", help="the run to compare with")
+    parser.add_argument("after", metavar="B.json", help="the run in question")
+    parser.add_argument("--fail-on", type=_percent, default=0.05, metavar="5%",
+                        help="a row may lose this much (default: 5%%)")  # fmt: skip
+    parser.add_argument("--by", choices=("ratio", "time"), default="ratio",
+                        help="relative to the run's baseline (default), or seconds")  # fmt: skip
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of threads: 1, 2, 3 ...")
+    return int(text)
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: write 5% or 0.05")
+    return value
+
+
+# --- bench ----------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        _list()
+        return 0
+    wish = _wish(args)
+    _demand_places(args.json, args.csv, args.html, args.plots and str(Path(args.plots, "_")))
+    result = _measured(wish)
+    _write_files(result, args)
+    from kernel_dispatch.bench import table
+
+    write(table.text(result, style_of(sys.stdout)))
+    return int(any(row.status not in ("ok", "missing") for row in result.rows))
+
+
+def _wish(args: argparse.Namespace) -> Wish:
+    """Everything that can be wrong is told before the first process starts."""
+    from kernel_dispatch.bench import catalogue, contenders, device
+    from kernel_dispatch.bench.session import Wish
+
+    if args.dtype is not None and args.dtype not in _DTYPES:
+        raise unknown("dtype", args.dtype, _DTYPES, "--dtype")
+    if not args.seconds > 0 or not args.timeout > 0:
+        raise SettingError("--seconds and --timeout want a number above 0.")
+    return Wish(
+        targets=_targets(args.targets),
+        contenders=contenders.chosen(args.backends, _levels(args.levels), catalogue.peers()),
+        devices=[device.demand(name) for name in args.devices] or ["cpu"],
+        dtype=args.dtype,
+        threads=args.threads,
+        training=args.training,
+        seed=args.seed,
+        seconds_per_row=args.seconds,
+        second_process=not args.no_second_process,
+        timeout_s=args.timeout,
+    )
+
+
+def _targets(names: Sequence[str]) -> list[str]:
+    from kernel_dispatch.bench import catalogue
+
+    if not names:
+        raise SettingError("bench: name a TARGET, module:function or a built-in workload (--list).")
+    wanted = [one for name in names for one in (catalogue.core() if name == "core" else [name])]
+    for name in wanted:
+        catalogue.workload(name)
+    return list(dict.fromkeys(wanted))
+
+
+def _levels(names: Sequence[str]) -> list[str]:
+    from kernel_dispatch.settings import list_levels
+
+    known = {name.lower(): name for name in list_levels()}
+    for name in names:
+        if name.lower() not in known:
+            raise unknown("level", name, known.values(), "--levels")
+    return [known[name.lower()] for name in names]
+
+
+def _demand_places(*files: str | None) -> None:
+    """An hour of measuring must not end in a folder that does not exist."""
+    for file in files:
+        folder = Path(file).resolve().parent if file else None
+        if folder is not None and Path(str(file)).name == "_":
+            folder.mkdir(parents=True, exist_ok=True)
+        if folder is not None and not folder.is_dir():
+            raise SettingError(f"there is no folder {str(folder)!r} to write {file!r} into.")
+
+
+def _measured(wish: Wish) -> Run:
+    from kernel_dispatch.bench.progress import Progress, duration
+    from kernel_dispatch.bench.session import Session
+
+    progress = Progress()
+    write(f"{len(wish.targets)} workload(s), {len(wish.contenders)} contenders: "
+          f"{duration(_estimate(wish))} at a guess, most of it compiling.", sys.stderr)  # fmt: skip
+    try:
+        with Session(wish, progress) as session:
+            return session.run()
+    finally:
+        progress.done()
+
+
+def _estimate(wish: Wish) -> float:
+    """Before anything is known: process starts, and a mid-sized model's compilations."""
+    compiling = [one for one in wish.contenders if one.compiles_with_dynamo]
+    starts = 5 * len(wish.contenders) + 10 * len(compiling) * (1 + wish.second_process)
+    each = (wish.seconds_per_row + 3) * len(wish.contenders) + 8 * len(compiling)
+    return starts + each * len(wish.targets) * len(wish.devices)
+
+
+def _write_files(result: Run, args: argparse.Namespace) -> None:
+    from kernel_dispatch.bench import storing
+
+    if args.json:
+        Path(args.json).write_text(storing.to_json(result), encoding="utf-8")
+    if args.csv:
+        Path(args.csv).write_text(storing.to_csv(result), encoding="utf-8")
+    if args.html:
+        from kernel_dispatch.bench import page
+
+        Path(args.html).write_text(page.html(result), encoding="utf-8")
+    if args.plots:
+        _write_plots(result, Path(args.plots))
+
+
+def _write_plots(result: Run, folder: Path) -> None:
+    from kernel_dispatch.bench import drawing
+
+    for name, svg in (
+        ("speedup", drawing.speedup_bars(result)),
+        ("roofline", drawing.roofline(result)),
+    ):
+        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+        (folder / f"{name}.png").write_bytes(drawing.png(svg))
+
+
+def _list() -> None:
+    from kernel_dispatch.bench import catalogue, contenders
+    from kernel_dispatch.settings import list_levels
+
+    style, core = style_of(sys.stdout), catalogue.core()
+    write(style.bold("workloads") + ("" if core else ": none, they come with the checkout"))
+    for name, one in catalogue.workloads().items():
+        missing = one.missing()
+        mark, in_core = style.mark("info" if missing else "ok"), " (core)" if name in core else ""
+        write(f"{mark} {name}{in_core}: {one.summary}{f'; {missing}' if missing else ''}")
+    write(style.bold("backends"))
+    peers = catalogue.peers()
+    for contender in contenders.chosen(["inductor", "unified"], list_levels(), peers) + [*peers]:
+        missing = contender.missing()
+        mark = style.mark("info" if missing else "ok")
+        write(f"{mark} {contender.name}: {contender.summary}{f'; {missing}' if missing else ''}")
+    write("and every backend that torch.compile knows by name")
+
+
+# --- bench compare --------------------------------------------------------------------------------
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    from kernel_dispatch.bench import comparing, storing, table
+
+    before, after = storing.load(args.before), storing.load(args.after)
+    found = comparing.compare(before, after, args.fail_on, args.by)
+    write(table.comparison(found, style_of(sys.stdout)))
+    return int(found.failed)

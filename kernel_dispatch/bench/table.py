@@ -1,0 +1,164 @@
+"""A run as text for a terminal, and as Markdown for a README."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kernel_dispatch.bench import estimates
+from kernel_dispatch.bench.comparing import Comparison
+from kernel_dispatch.bench.results import Row, Run
+from kernel_dispatch.terminal import Style
+
+_HEAD = ("", "median", "95%", "speed-up", "95%", "limit", "error", "first", "again", "memory")
+_EXPLAINED = (
+    "median and its 95% interval over rounds that interleave all contenders; speed-up over "
+    "{baseline} from pairs within a round; limit: share of what this machine's product rate or "
+    "bandwidth allow; error: largest, against float64; first: first call with empty caches; again: "
+    "first call in a second process; memory: peak above the process without the case."
+)
+
+
+def text(run: Run, style: Style) -> str:
+    blocks = [_heading(run)]
+    for workload in run.workloads():
+        rows = run.of(workload)
+        lines = _aligned([_HEAD, *map(_cells, rows)])
+        head = f"{workload}  {_conditions(rows[0])}"
+        blocks.append("\n".join([style.bold(head), *lines, *_reasons(rows, style)]))
+    means = [f"{name}: {mean}" for name, mean in geometric_means(run).items()]
+    if len(run.workloads()) > 1 and means:
+        blocks.append("\n".join([style.bold("geometric mean of speed-ups"), *means]))
+    blocks.append(_EXPLAINED.format(baseline=run.baseline))
+    return "\n\n".join(blocks)
+
+
+def markdown(run: Run, contenders: Sequence[str] | None = None) -> str:
+    """Milliseconds and speed-ups, one line per workload; a dash has its reason below the table."""
+    names = [one for one in contenders or run.contenders() if one in run.contenders()]
+    lines = [f"| workload | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    reasons: list[str] = []
+    for workload in run.workloads():
+        rows = {row.contender: row for row in run.of(workload)}
+        shown = [_milliseconds(rows.get(name)) for name in names]
+        lines.append(f"| {workload} | {' | '.join(shown)} |")
+        reasons += [
+            f"- {workload}, {name}: {rows[name].status}: {rows[name].reason}"
+            for name in names
+            if name in rows and rows[name].times is None
+        ]
+    return "\n".join([*lines, *(["", *reasons] if reasons else [])])
+
+
+def geometric_means(run: Run) -> dict[str, str]:
+    """Only over the rows that have times, with how many of all they are."""
+    means = {}
+    for name in run.contenders():
+        rows = [row for row in run.rows if row.contender == name]
+        values = [row.speedup.value for row in rows if row.speedup is not None]
+        if name != run.baseline:
+            mean = f"{estimates.geometric_mean(values):.2f} x" if values else "none"
+            means[name] = f"{mean} over {len(values)} of {len(rows)} rows"
+    return means
+
+
+def comparison(found: Comparison, style: Style) -> str:
+    marks = {"slower": "problem", "broken": "problem", "gone": "problem", "faster": "ok"}
+    lines = [
+        f"{style.mark(marks.get(one.verdict, 'info'))} {one.workload}  {one.contender}  "
+        f"{one.verdict}"
+        + (f"  {one.text}" if one.text else f"  {one.factor:.3f} x the time before")
+        for one in found.changes
+    ]
+    slower = sum(one.verdict == "slower" for one in found.changes)
+    broken = sum(one.verdict in ("broken", "gone") for one in found.changes)
+    by = "time relative to the baseline of its run" if found.by == "ratio" else "seconds"
+    end = (
+        f"{slower} slower, {broken} broken or gone, of {len(found.changes)} rows; slower means "
+        f"more than {found.limit:.1%} in {by} and intervals that do not touch."
+    )
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes), end])
+
+
+def _heading(run: Run) -> str:
+    machine, limits = run.machine, run.limits
+    commit = str(run.commit.get("id", ""))[:10]
+    parts = [
+        f"{machine.get('cpu', '')} ({machine.get('cpu_capability', '')})",
+        f"{machine.get('threads', '?')} threads",
+        f"torch {machine.get('torch', '?')}",
+        f"commit {commit}{' with changes' if run.commit.get('dirty') else ''}" if commit else "",
+    ]
+    reached = (
+        f"limits, measured beside it: {limits.gemm_flops / 1e9:.0f} GFLOP/s "
+        f"({limits.gemm_library}), "
+        f"{limits.read_bytes / 1e9:.1f} GB/s read"
+        if limits.gemm_flops
+        else ""
+    )
+    return "\n".join(filter(None, [", ".join(filter(None, parts)), reached]))
+
+
+def _conditions(row: Row) -> str:
+    gradients = "forward and backward" if row.training else "no gradients"
+    return f"({row.dtype}, {row.device}, {gradients})"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.times is None:
+        return (row.contender, row.status)
+    times, speedup, compilation = row.times, row.speedup, row.compilation
+    return (
+        row.contender,
+        seconds(times.median),
+        f"{seconds(times.low)}..{seconds(times.high)}",
+        f"{speedup.value:.2f}" if speedup else "-",
+        f"{speedup.low:.2f}..{speedup.high:.2f}" if speedup else "-",
+        _optional(row.limit_fraction, "{:.0%}".format),
+        f"{row.numerics.error:.1e}" if row.numerics else "-",
+        _optional(compilation.first_call_s, seconds),
+        _optional(compilation.second_process_s, seconds),
+        _optional(row.peak_memory_bytes, _mebibytes),
+    )
+
+
+def _optional(value: float | None, shown: Callable[[float], str]) -> str:
+    return "-" if value is None else shown(value)
+
+
+def _reasons(rows: Iterable[Row], style: Style) -> list[str]:
+    return [
+        f"{style.mark('info' if row.status in ('ok', 'missing') else 'warn')} {row.contender}: "
+        f"{row.reason}"
+        for row in rows
+        if row.reason
+    ]
+
+
+def _milliseconds(row: Row | None) -> str:
+    if row is None or row.times is None:
+        return "-"
+    speedup = f" ({row.speedup.value:.2f}x)" if row.speedup is not None else ""
+    return f"{row.times.median * 1e3:.3g}{speedup}"
+
+
+def seconds(value: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if value * scale >= 1:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / (1 << 20):.0f} MiB"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    columns = max(len(row) for row in rows)
+    widths = [max((len(r[i]) for r in rows if len(r) > i), default=0) for i in range(columns)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ).rstrip()
+        for row in rows
+    ]
