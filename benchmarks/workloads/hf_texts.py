@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.workloads.hf_wrapping import Plain, StaticDecoding, freeze
+from benchmarks.workloads.initial_weights import draw
+from benchmarks.workloads.text_encoder import BRANCH_GAIN
 from kernel_dispatch.bench import Case, Workload
 
 
@@ -63,11 +65,14 @@ def hf_bert(small: bool = False) -> Case:
         intermediate_size=sizes.hidden,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
-        initializer_range=sizes.spread,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
     model = freeze(BertModel(config), "key.bias")  # a softmax does not see it
+    for name, module in model.named_modules():
+        if name.endswith("output.dense"):
+            module.gain = BRANCH_GAIN
+    draw(model)
     outputs = ("last_hidden_state", "pooler_output")
     return Case(Plain(model, ("input_ids",), outputs), (sizes.draw_tokens(),))
 

@@ -26,6 +26,11 @@ BASE = Sizes()
 SMALL = Sizes(vocabulary=64, width=32, heads=4, layers=2, tokens=12)
 
 
+# Of what is added to the residual. With 1 a post-norm stack of random layers averages its tokens,
+# layer by layer, until all are the same.
+BRANCH_GAIN = 0.5
+
+
 class Layer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -35,6 +40,7 @@ class Layer(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
         self.mlp_norm = nn.LayerNorm(width)
+        self.attention.output.gain = self.mlp[-1].gain = BRANCH_GAIN
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.attention_norm(x + self.attention(x, mask=mask))

@@ -32,6 +32,7 @@ GRADIENT_ERROR = 1e-2  # of the largest value; of rounding noise it would be abo
 SHORTEST_SUMMARY = 10
 # The grouped product of its experts takes no float64.
 WITHOUT_DOUBLE = ("hf-mixtral",)
+LEAST_VARIETY = 0.1  # of the rows of an output, as a share of its spread
 # Under this share of its own spread an output hardly knows its inputs.
 LEAST_CHANGE = 0.01
 
@@ -82,7 +83,7 @@ def assert_alive(found: list[torch.Tensor]) -> None:
         assert 1e-2 < output.std() < 1e2
         rows = output.flatten(0, -2) if output.dim() > 1 else output[None]
         if len(rows) > 1:
-            assert rows.std(0).mean() > 1e-2
+            assert rows.std(0).mean() > LEAST_VARIETY * output.std()
 
 
 def assert_depends_on_inputs(case: Case, other: Case, found: list[torch.Tensor]) -> None:
