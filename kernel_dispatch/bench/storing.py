@@ -115,17 +115,20 @@ def _stats(times: Times) -> dict[str, Any]:
 def load(path: str) -> Run:
     """A file of ours, or one that `pytest --benchmark-json` wrote."""
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        benchmarks = record["benchmarks"]
+        return _run(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise BenchmarkFileError(f"cannot read {path!r}: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise BenchmarkFileError(
             f"{path!r} is not a benchmark result: write one with --json, or with "
             f"pytest --benchmark-json."
         ) from None
+
+
+def _run(record: Mapping[str, Any]) -> Run:
+    benchmarks = record["benchmarks"]
     if "run" not in record:
-        return Run(tuple(_foreign(one) for one in benchmarks), machine=record.get("machine_info"))
+        return Run(tuple(map(_foreign, benchmarks)), machine=record.get("machine_info") or {})
     rows = [one["extra_info"] for one in benchmarks] + record["not_measured"]
     told = record["run"]
     return Run(

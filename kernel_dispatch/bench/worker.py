@@ -46,6 +46,7 @@ class Worker:
         self._memory: PeakMemory | None = None
         self._compiles = Compiles(self._contender.compiles_with_dynamo)
         self._call_s = 0.0
+        self._before_timing = 0
 
     def hello(self, threads: int | None, device: str) -> Reply:
         """Who this is; imports the compiler and wakes it up, which no workload should pay for."""
@@ -119,12 +120,18 @@ class Worker:
                     f"compiled again in {compiling} calls of the same case while it warmed up"
                     f"{self._compiles.reason()}"
                 )
+        self._before_timing = self._compiles.count()
         calls = max(1, math.ceil(_SAMPLE_S / max(self._call_s, 1e-7)))
         return {"seconds": self._call_s, "calls": calls, "recompiles": compiling}
 
+    def call(self) -> None:
+        """What is timed: one step, until the device is done."""
+        self._need(self._timed).run()
+        synchronize(self._device)
+
     def time(self, calls: int) -> Reply:
         run, device = self._need(self._timed).run, self._device
-        before = self._compiles.count()
+        self._before_timing = self._compiles.count()
         if self._call_s < _LONG_CALL_S:
             run()  # another process had the caches in between
         gc.collect(0)
@@ -137,9 +144,13 @@ class Worker:
             seconds = time.perf_counter() - start
         finally:
             gc.enable()
-        if self._compiles.count() > before:
-            raise Recompiled(f"compiled again while it was timed{self._compiles.reason()}")
+        self.demand_quiet()
         return {"seconds": seconds / calls}
+
+    def demand_quiet(self) -> None:
+        """Nothing compiled since it was warm."""
+        if self._compiles.count() > self._before_timing:
+            raise Recompiled(f"compiled again while it was timed{self._compiles.reason()}")
 
     def finish(self) -> Reply:
         """What was seen until now; the output once more, where calls can be compared."""

@@ -1,0 +1,37 @@
+"""One provider at a time: all others are switched off, and the report has to say that it ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import kernel_dispatch
+from benchmarks.workloads import WORKLOADS
+from kernel_dispatch.bench.checking import check, establish
+from kernel_dispatch.bench.stepping import Step
+
+PROVIDERS = ("eager", "inductor", "mkldnn")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("workload", ("linear-gelu", "mlp-swiglu", "softmax", "conv-bn-relu"))
+def test_providers(benchmark: Any, workload: str, provider: str) -> None:
+    benchmark.group = f"provider {workload}"
+    torch.manual_seed(0)
+    step = Step(WORKLOADS[workload].build(), training=False)
+    truth = establish(step)
+    # Under mkldnn's regions the rest of the graph runs in eager: it is the library that is timed.
+    others = [name for name in PROVIDERS if name not in (provider, "eager")]
+    level = "O1" if provider in ("mkldnn", "eager") else "O2"
+    options = {"level": level, "disable": others}
+    compiled = torch.compile(step.case.fn, backend="unified", options=options)
+    candidate = step.with_fn(compiled)
+    check(candidate.run(), truth, None)
+    report = kernel_dispatch.report(compiled)
+    ran = {graph.provider for graph in report}
+    ran |= {region.provider for graph in report for region in graph.regions}
+    if provider not in ran:
+        pytest.skip(f"{provider} takes nothing of it here: see the capability table and doctor")
+    benchmark(candidate.run)
