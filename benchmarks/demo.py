@@ -5,19 +5,20 @@ BERT of base width with 4 layers and random weights from its config; nothing is 
 
 from __future__ import annotations
 
-import copy
 import sys
 
 import torch
 
-import kernel_dispatch
-from benchmarks import contenders as arena
+from kernel_dispatch.bench import contenders, table
+from kernel_dispatch.bench.progress import Progress
+from kernel_dispatch.bench.session import Session, Wish
+from kernel_dispatch.settings import list_levels
+from kernel_dispatch.terminal import style_of, write
 
 
 def bert(layers: int = 4) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     from transformers import BertConfig, BertModel
 
-    torch.manual_seed(0)
     config = BertConfig(num_hidden_layers=layers)
     model = BertModel(config, add_pooling_layer=False).eval()
     return LastHiddenState(model), (torch.randint(0, config.vocab_size, (1, 128)),)
@@ -35,29 +36,20 @@ class LastHiddenState(torch.nn.Module):
 
 
 def main() -> int:
-    model, inputs = bert()
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads; BERT base width, 4 layers,"
+    write("BERT base width, 4 layers, 128 tokens, batch 1. Compiling takes a minute or two.")
+    wish = Wish(
+        targets=["benchmarks.demo:bert"],
+        contenders=contenders.chosen(["inductor", "unified"], list_levels()),
+        second_process=False,
     )
-    print("128 tokens, batch 1, float32, inference. Compiling (a minute or two) ...\n", flush=True)
-    with torch.no_grad():
-        reference = copy.deepcopy(model).double()(*inputs)
-        contenders = arena.make(model)
-        outputs = arena.first_calls(contenders, inputs)
-        for contender, output in zip(contenders, outputs, strict=True):
-            contender.error = arena.relative_error(output, reference)
-        arena.time_interleaved(contenders, inputs, rounds=15)
-    print(arena.table(contenders))
-    print(
-        "\nMedians of 15 interleaved rounds; error is the largest one against float64, relative.\n"
-    )
-    print(kernel_dispatch.report(contenders[-2].run).text(verbose=True))
-    eager = contenders[0].error
-    eps = torch.finfo(torch.float32).eps
-    broken = [c.name for c in contenders if c.error > 2 * eager + 4 * eps]
-    if broken:
-        print(f"\nThe numerics contract is broken by: {', '.join(broken)}", file=sys.stderr)
-    return 1 if broken else 0
+    progress = Progress()
+    with Session(wish, progress) as session:
+        run = session.run()
+    progress.done()
+    (default,) = [row for row in run.rows if row.contender == "unified-O2"]
+    write(table.text(run, style_of(sys.stdout)))
+    write(f"\nWhat unified did at O2:\n\n{default.report}")
+    return int(any(row.status != "ok" for row in run.rows))
 
 
 if __name__ == "__main__":

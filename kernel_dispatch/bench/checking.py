@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from kernel_dispatch.bench.results import Numerics
 from kernel_dispatch.bench.stepping import Step, tensors_of
-from kernel_dispatch.numerics import is_inexact, measure
+from kernel_dispatch.numerics import EAGER_FACTOR, EPS_FACTOR, is_inexact, measure
 
 # Without a float64 reference only eager is there to compare with: rounding in another order may
 # differ this many units in the last place, far below what a wrong kernel does.
@@ -30,6 +31,7 @@ class Truth:
     note: str = ""  # why there is no reference, or why values cannot be compared
     repeatable: bool = True  # False: two calls of eager differ (in-place state, random numbers)
     random: bool = False  # two calls differ, and do not from the same seed
+    gradients: int = 0  # so many of the tensors, the last ones, are gradients
 
     def save(self, path: str) -> None:
         torch.save(vars(self), path)
@@ -55,7 +57,8 @@ def establish(step: Step) -> Truth:
     random = not repeatable and _same(baseline, _seeded(step, 1))
     if random:
         note = "its outputs are random: only their form was compared"
-    return Truth(baseline, reference, note, repeatable, random)
+    gradients = len(step.gradients()) if step.training else 0
+    return Truth(baseline, reference, note, repeatable, random, gradients)
 
 
 def _seeded(step: Step, seed: int) -> list[torch.Tensor]:
@@ -78,15 +81,18 @@ def check(outputs: Any, truth: Truth, tolerance: float | None) -> Numerics | Non
     got = _kept(outputs)
     if len(got) != len(truth.baseline):
         raise WrongResult(f"{len(got)} output tensors, eager has {len(truth.baseline)}")
-    worst = Numerics(0.0, 0.0, 0.0)
     for index, (mine, eagers) in enumerate(zip(got, truth.baseline, strict=True)):
         _demand_form(mine, eagers, index)
-        if truth.random:
-            continue
-        found = _numerics(mine, eagers, _reference(truth, index), tolerance, index)
-        if found is not None and _share(found) >= _share(worst):
-            worst = found
-    return None if truth.random else worst
+    if truth.random:
+        return None
+    outputs_end = len(got) - truth.gradients
+    found = [
+        _numerics(got[i], truth.baseline[i], _reference(truth, i), tolerance, i)
+        for i in range(outputs_end)
+    ]
+    if truth.gradients:
+        found.append(_gradient_numerics(got[outputs_end:], truth, tolerance))
+    return max(filter(None, found), key=_share, default=Numerics(0.0, 0.0, 0.0))
 
 
 def _reference(truth: Truth, index: int) -> torch.Tensor | None:
@@ -124,6 +130,38 @@ def _numerics(
             f"(eager's own is {errors.eager:.1e})"
         )
     return Numerics(errors.candidate, errors.eager, allowed)
+
+
+def _gradient_numerics(
+    got: Sequence[torch.Tensor], truth: Truth, tolerance: float | None
+) -> Numerics:
+    """All gradients as one vector, in the L2 norm.
+
+    One ReLU whose input rounds to the other side of zero changes single gradients a lot: eager
+    against float64 as much as a contender that rounds otherwise. Their sum of squares tells such
+    flips, which are few, from a wrong backward.
+    """
+    eagers = truth.baseline[-truth.gradients :]
+    references = eagers if truth.reference is None else truth.reference[-truth.gradients :]
+    eps = torch.finfo(eagers[0].dtype).eps
+    mine, own = _distance(got, references), _distance(eagers, references)
+    allowed = EAGER_FACTOR * own + EPS_FACTOR * eps if tolerance is None else tolerance
+    if tolerance is None and truth.reference is None:
+        allowed = _EPS_WITHOUT_REFERENCE * eps
+    if not mine <= allowed:  # NaN is not
+        raise WrongResult(
+            f"gradients: error {mine:.1e} in the L2 norm, allowed {allowed:.1e} "
+            f"(eager's own is {own:.1e})"
+        )
+    return Numerics(mine, own, allowed)
+
+
+def _distance(tensors: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> float:
+    off = scale = 0.0
+    for tensor, reference in zip(tensors, references, strict=True):
+        off += float((tensor.to(reference.dtype) - reference).abs().double().square().sum())
+        scale += float(reference.abs().double().square().sum())
+    return math.sqrt(off / scale) if scale else math.sqrt(off)
 
 
 def _share(numerics: Numerics) -> float:

@@ -40,7 +40,10 @@ class Step:
             outputs = self.fn(*self.case.args, **self.case.kwargs)
             roots = [leaf for leaf in tensors_of(outputs) if leaf.requires_grad]
             torch.autograd.backward(roots, self._fixed_cotangents(roots))
-        return [outputs, [tensor.grad for tensor in self._trained()]]
+        return [outputs, self.gradients()]
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [tensor.grad for tensor in self._trained() if tensor.grad is not None]
 
     def with_fn(self, fn: Callable[..., Any]) -> Step:
         return Step(self.case, self.training, fn)

@@ -60,6 +60,20 @@ def test_training_a_function_gives_gradients_of_its_inputs() -> None:
     assert gradients[0].shape == (4,) and bool(gradients[0].ne(0).all())
 
 
+def test_gradients_are_judged_together_and_a_wrong_one_is_seen() -> None:
+    training = step(linear(), torch.randn(4, 8), training=True)
+    truth = establish(training)
+    assert truth.gradients == 2
+    outputs, gradients = training.run()
+    found = check([outputs, gradients], truth, None)
+    assert found is not None and found.error <= found.allowed
+    for wrong in (gradients[0] * 1.001, gradients[0] * float("nan")):
+        with pytest.raises(WrongResult, match="gradients: error"):
+            check([outputs, [wrong, gradients[1]]], truth, None)
+    with pytest.raises(WrongResult, match="2 output tensors, eager has 3"):
+        check([outputs, gradients[:1]], truth, None)
+
+
 def test_random_and_stateful_cases_are_told_apart() -> None:
     assert establish(step(torch.rand_like, torch.ones(5))).random
     state = establish(step(lambda x: x.add_(1).clone(), torch.ones(5)))
