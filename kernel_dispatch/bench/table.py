@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kernel_dispatch.bench import estimates
+from kernel_dispatch.bench import figures, means
 from kernel_dispatch.bench.comparing import Comparison
 from kernel_dispatch.bench.results import Row, Run
 from kernel_dispatch.terminal import Style
@@ -25,9 +25,8 @@ def text(run: Run, style: Style) -> str:
         lines = _aligned([_HEAD, *map(_cells, rows)])
         head = f"{workload}  {_conditions(rows[0])}"
         blocks.append("\n".join([style.bold(head), *lines, *_reasons(rows, style)]))
-    means = [f"{name}: {mean}" for name, mean in geometric_means(run).items()]
-    if len(run.workloads()) > 1 and means:
-        blocks.append("\n".join([style.bold("geometric mean of speed-ups"), *means]))
+    if len(run.workloads()) > 1:
+        blocks.append("\n".join(_standings(run, style)))
     blocks.append(_EXPLAINED.format(baseline=run.baseline))
     return "\n\n".join(blocks)
 
@@ -49,16 +48,14 @@ def markdown(run: Run, contenders: Sequence[str] | None = None) -> str:
     return "\n".join([*lines, *(["", *reasons] if reasons else [])])
 
 
-def geometric_means(run: Run) -> dict[str, str]:
-    """Only over the rows that have times, with how many of all they are."""
-    means = {}
-    for name in run.contenders():
-        rows = [row for row in run.rows if row.contender == name]
-        values = [row.speedup.value for row in rows if row.speedup is not None]
-        if name != run.baseline:
-            mean = f"{estimates.geometric_mean(values):.2f} x" if values else "none"
-            means[name] = f"{mean} over {len(values)} of {len(rows)} rows"
-    return means
+def _standings(run: Run, style: Style) -> Iterator[str]:
+    found = means.standings(run.rows, run.baseline)
+    count = len(found.common_cases)
+    yield style.bold(f"geometric means of speed-ups, over the {count} cases that all passed")
+    for one in found.standings:
+        if one.contender != run.baseline:
+            mean = f"{one.common:.2f}" if one.common is not None else "-"
+            yield f"{one.contender}: {mean}, passed {one.passed} of {one.rows}"
 
 
 def comparison(found: Comparison, style: Style) -> str:
@@ -109,15 +106,15 @@ def _cells(row: Row) -> tuple[str, ...]:
     times, speedup, compilation = row.times, row.speedup, row.compilation
     return (
         row.contender,
-        seconds(times.median),
-        f"{seconds(times.low)}..{seconds(times.high)}",
+        figures.seconds(times.median),
+        f"{figures.seconds(times.low)} to {figures.seconds(times.high)}",
         f"{speedup.value:.2f}" if speedup else "-",
-        f"{speedup.low:.2f}..{speedup.high:.2f}" if speedup else "-",
+        f"{speedup.low:.2f} to {speedup.high:.2f}" if speedup else "-",
         _optional(row.limit_fraction, "{:.0%}".format),
         f"{row.numerics.error:.1e}" if row.numerics else "-",
-        _optional(compilation.first_call_s, seconds),
-        _optional(compilation.second_process_s, seconds),
-        _optional(row.peak_memory_bytes, _mebibytes),
+        _optional(compilation.first_call_s, figures.seconds),
+        _optional(compilation.second_process_s, figures.seconds),
+        _optional(row.peak_memory_bytes, figures.bytes_),
     )
 
 
@@ -139,17 +136,6 @@ def _milliseconds(row: Row | None) -> str:
         return "-"
     speedup = f" ({row.speedup.value:.2f}x)" if row.speedup is not None else ""
     return f"{row.times.median * 1e3:.3g}{speedup}"
-
-
-def seconds(value: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 1:
-            return f"{value * scale:.3g} {unit}"
-    return f"{value * 1e6:.3g} us"
-
-
-def _mebibytes(value: float) -> str:
-    return f"{value / (1 << 20):.0f} MiB"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
