@@ -47,10 +47,12 @@ class OwnInterpreter:
         return str(chosen) if os.access(chosen, os.X_OK) and not chosen.is_dir() else ""
 
     def missing(self) -> str:
-        """Why this interpreter is not the one; empty if it is."""
-        chosen = os.environ.get(self.variable, "")
-        if chosen and not self.python():
+        """Why this interpreter is not the one; empty if it is, or if there is another one."""
+        chosen, own = os.environ.get(self.variable, ""), self.python()
+        if chosen and not own:
             return f"{self.variable}={chosen} is no interpreter; unset it or {self._install()}"
+        if own and os.path.abspath(own) != sys.executable:
+            return ""  # the worker that runs there asks again
         if not installed(self.distribution):
             return f"needs {self.distribution} in an interpreter of its own: {self._install()}"
         found = installed("torch")

@@ -112,7 +112,7 @@ def _peer(
     tolerance: float | None,
 ) -> Contender:
     shown = {**options, **({"config": config} if config else {})}
-    more = f", options={shown}" if shown else ""
+    more = f", options={shown}".replace("'", '"') if shown else ""
     return Contender(
         name,
         f'torch.compile(model, backend="openvino"{more})',
