@@ -29,8 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # What follows `--` is the script's own, whatever it looks like.
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    if arguments[:2] == ["bench", "compare"]:  # argparse takes one word for a command
-        arguments[:2], split = ["bench compare"], split - 1
+    if arguments[:1] == ["bench"] and arguments[1:2] in (["compare"], ["show"]):
+        # Argparse takes one word for a command.
+        arguments[:2], split = [" ".join(arguments[:2])], split - 1
     parser = _parser()
     try:
         args = parser.parse_args(arguments[:split])
@@ -110,6 +111,9 @@ _EXPLAIN_EXAMPLES = """examples:
 exit code: 0 fine, 1 no graph reached unified or the code raised, 2 wrong usage."""
 
 
+_WITHOUT_TORCH = ("levels", "bench show", "bench compare")
+
+
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -128,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if "bench" not in name:  # there --json names a file
             made.add_argument("--json", action="store_true", help="for programs")
-        made.set_defaults(command=run, needs_torch=name != "levels")
+        made.set_defaults(command=run, needs_torch=name not in _WITHOUT_TORCH)
         return made
 
     command("doctor", _doctor, "what is here, what is missing, and the command that fixes it")
@@ -149,6 +153,9 @@ def _parser() -> argparse.ArgumentParser:
             description=bench.DESCRIPTION,
             epilog=bench.EPILOG,
         )
+    )
+    bench.add_show_arguments(
+        command("bench show", bench.run_show, "a result of bench as text, page, plots or CSV")
     )
     bench.add_compare_arguments(
         command(

@@ -67,6 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=900.0, metavar="S", help="for one step of one contender")
     add("--no-second-process", action="store_true", help="leave out the warm compile time")
     add("--json", metavar="FILE", help="results, readable by pytest-benchmark compare")
+    _add_outputs(parser)
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", metavar="A.json", help="what bench --json wrote")
+    parser.add_argument("--markdown", action="store_true", help="a table for a README, to stdout")
+    _add_outputs(parser)
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--csv", metavar="FILE", help="results as a flat table")
     add("--html", metavar="FILE", help="results as one page without outside resources")
     add("--plots", metavar="FOLDER", help="speed-up and roofline plots as SVG and PNG")
@@ -105,11 +116,13 @@ def run(args: argparse.Namespace) -> int:
         _list()
         return 0
     wish = _wish(args)
-    _demand_places(args.json, args.csv, args.html, args.plots and str(Path(args.plots, "_")))
+    _demand_places(args.json, args.csv, args.html, args.plots)
     result = _measured(wish)
-    _write_files(result, args)
-    from kernel_dispatch.bench import table
+    from kernel_dispatch.bench import storing, table
 
+    if args.json:
+        Path(args.json).write_text(storing.to_json(result), encoding="utf-8")
+    _write_outputs(result, args)
     write(table.text(result, style_of(sys.stdout)))
     return int(any(row.status not in ("ok", "missing") for row in result.rows))
 
@@ -160,11 +173,9 @@ def _levels(names: Sequence[str]) -> list[str]:
 
 def _demand_places(*files: str | None) -> None:
     """An hour of measuring must not end in a folder that does not exist."""
-    for file in files:
-        folder = Path(file).resolve().parent if file else None
-        if folder is not None and Path(str(file)).name == "_":
-            folder.mkdir(parents=True, exist_ok=True)
-        if folder is not None and not folder.is_dir():
+    for file in filter(None, files):
+        folder = Path(file).resolve().parent
+        if not folder.is_dir():
             raise SettingError(f"there is no folder {str(folder)!r} to write {file!r} into.")
 
 
@@ -190,11 +201,9 @@ def _estimate(wish: Wish) -> float:
     return starts + each * len(wish.targets) * len(wish.devices)
 
 
-def _write_files(result: Run, args: argparse.Namespace) -> None:
+def _write_outputs(result: Run, args: argparse.Namespace) -> None:
     from kernel_dispatch.bench import storing
 
-    if args.json:
-        Path(args.json).write_text(storing.to_json(result), encoding="utf-8")
     if args.csv:
         Path(args.csv).write_text(storing.to_csv(result), encoding="utf-8")
     if args.html:
@@ -208,6 +217,7 @@ def _write_files(result: Run, args: argparse.Namespace) -> None:
 def _write_plots(result: Run, folder: Path) -> None:
     from kernel_dispatch.bench import drawing
 
+    folder.mkdir(exist_ok=True)
     for name, svg in (
         ("speedup", drawing.speedup_bars(result)),
         ("roofline", drawing.roofline(result)),
@@ -235,7 +245,18 @@ def _list() -> None:
     write("and every backend that torch.compile knows by name")
 
 
-# --- bench compare --------------------------------------------------------------------------------
+# --- bench show, bench compare ---------------------------------------------------------------------
+
+
+def run_show(args: argparse.Namespace) -> int:
+    from kernel_dispatch.bench import storing, table
+
+    _demand_places(args.csv, args.html, args.plots)
+    result = storing.load(args.results)
+    _write_outputs(result, args)
+    style = style_of(sys.stdout)
+    write(table.markdown(result) if args.markdown else table.text(result, style))
+    return 0
 
 
 def run_compare(args: argparse.Namespace) -> int:
