@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,13 @@ class Tree:
             if not isinstance(leaf, _PLAIN):
                 raise PeerError(f"an ONNX model cannot take or return {type(leaf).__name__}")
 
-    def tensors(self, value: Any) -> list[torch.Tensor]:
+    def tensors(self, value: Any) -> Sequence[torch.Tensor]:
         leaves = pytree.tree_leaves(value)
         return [leaves[place] for place in self._places]
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        if self._spec.is_leaf():
+            return tensors[0]
         leaves = list(self._constants)
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor
@@ -81,14 +83,13 @@ def _session(flat: torch.nn.Module, tensors: tuple[torch.Tensor, ...], names: li
 
 def _caller(session: Any, inputs: Tree, outputs: Tree, names: list[str]) -> Callable[..., Any]:
     taken = {one.name for one in session.get_inputs()}  # the exporter drops what nobody reads
+    places = [(name, place) for place, name in enumerate(names) if name in taken]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        tensors = inputs.tensors((args, kwargs))
-        feed: Mapping[str, Any] = {
-            name: tensor.detach().numpy()
-            for name, tensor in zip(names, tensors, strict=True)
-            if name in taken
-        }
+        # Its users hand over tensors one by one; only nested arguments cost them more than that.
+        flat = not kwargs and all(type(value) is torch.Tensor for value in args)
+        tensors = args if flat else inputs.tensors((args, kwargs))
+        feed = {name: tensors[place].detach().numpy() for name, place in places}
         return outputs.rebuild([torch.from_numpy(array) for array in session.run(None, feed)])
 
     return run
