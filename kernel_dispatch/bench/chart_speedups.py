@@ -81,10 +81,11 @@ def _row(row: Row, name: str, series: int, axis: Axis, y: float, width: float) -
         return
     x = axis.at(value)
     yield svg.rect(min(x, one), y + 3, abs(x - one), _BAR - 6, f"bar {svg.fill(series)}")
-    low, high = (axis.at(end) for end in _ends(row.speedup))
-    yield svg.line(low, middle, high, middle, "whisker")
-    yield svg.line(low, middle - 3.5, low, middle + 3.5, "whisker")
-    yield svg.line(high, middle - 3.5, high, middle + 3.5, "whisker")
+    if row.speedup.low <= row.speedup.high:  # false for NaN
+        low, high = (axis.at(end) for end in _ends(row.speedup))
+        yield svg.line(low, middle, high, middle, "whisker")
+        yield svg.line(low, middle - 3.5, low, middle + 3.5, "whisker")
+        yield svg.line(high, middle - 3.5, high, middle + 3.5, "whisker")
     yield svg.text(width, middle + 4, figures.ratio(value), anchor="end")
 
 
