@@ -41,9 +41,12 @@ format: $(READY)  ## put format and generated documentation right
 	$(BIN)/ruff check --fix .
 	$(BIN)/python docs/generate.py
 
-bench: $(READY)  ## the levels against eager and Inductor, with pytest-benchmark
-	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json=benchmark.json
+bench: $(READY)  ## the core set: JSON, CSV and a page under benchmark-results; a quarter of an hour
+	mkdir -p benchmark-results
+	$(BIN)/python -m kernel_dispatch bench core --levels O0,O1,O2,O3 \
+	  --json benchmark-results/core.json --csv benchmark-results/core.csv \
+	  --html benchmark-results/core.html --plots benchmark-results/plots
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info benchmark.json torch_compile_debug
+	rm -rf $(VENV) build dist *.egg-info benchmark-results torch_compile_debug
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,9 +9,10 @@ import sys
 
 import torch
 
-from kernel_dispatch.bench import contenders, table
+from kernel_dispatch.bench import contenders
 from kernel_dispatch.bench.progress import Progress
 from kernel_dispatch.bench.session import Session, Wish
+from kernel_dispatch.bench.views import table
 from kernel_dispatch.settings import list_levels
 from kernel_dispatch.terminal import style_of, write
 

@@ -118,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
     wish = _wish(args)
     _demand_places(args.json, args.csv, args.html, args.plots)
     result = _measured(wish)
-    from kernel_dispatch.bench import storing, table
+    from kernel_dispatch.bench import storing
+    from kernel_dispatch.bench.views import table
 
     if args.json:
         Path(args.json).write_text(storing.to_json(result), encoding="utf-8")
@@ -207,7 +208,7 @@ def _write_outputs(result: Run, args: argparse.Namespace) -> None:
     if args.csv:
         Path(args.csv).write_text(storing.to_csv(result), encoding="utf-8")
     if args.html:
-        from kernel_dispatch.bench import page
+        from kernel_dispatch.bench.views import page
 
         Path(args.html).write_text(page.html(result), encoding="utf-8")
     if args.plots:
@@ -215,15 +216,17 @@ def _write_outputs(result: Run, args: argparse.Namespace) -> None:
 
 
 def _write_plots(result: Run, folder: Path) -> None:
-    from kernel_dispatch.bench import drawing
+    from kernel_dispatch.bench.views import drawing
 
     folder.mkdir(exist_ok=True)
-    for name, svg in (
-        ("speedup", drawing.speedup_bars(result)),
-        ("roofline", drawing.roofline(result)),
-    ):
+    plots = {"speedup": drawing.speedup_bars(result), "roofline": drawing.roofline(result)}
+    for name, svg in plots.items():
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
-        (folder / f"{name}.png").write_bytes(drawing.png(svg))
+    try:
+        for name, svg in plots.items():
+            (folder / f"{name}.png").write_bytes(drawing.png(svg))
+    except drawing.DrawingError as error:
+        write(f"kernel-dispatch: only SVG was written: {error}", sys.stderr)
 
 
 def _list() -> None:
@@ -245,11 +248,12 @@ def _list() -> None:
     write("and every backend that torch.compile knows by name")
 
 
-# --- bench show, bench compare ---------------------------------------------------------------------
+# --- bench show, bench compare --------------------------------------------------------------------
 
 
 def run_show(args: argparse.Namespace) -> int:
-    from kernel_dispatch.bench import storing, table
+    from kernel_dispatch.bench import storing
+    from kernel_dispatch.bench.views import table
 
     _demand_places(args.csv, args.html, args.plots)
     result = storing.load(args.results)
@@ -260,7 +264,8 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    from kernel_dispatch.bench import comparing, storing, table
+    from kernel_dispatch.bench import comparing, storing
+    from kernel_dispatch.bench.views import table
 
     before, after = storing.load(args.before), storing.load(args.after)
     found = comparing.compare(before, after, args.fail_on, args.by)

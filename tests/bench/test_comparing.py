@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_dispatch.bench import comparing, storing, table
+from kernel_dispatch.bench import comparing, storing
 from kernel_dispatch.bench.results import Run
+from kernel_dispatch.bench.views import table
 from kernel_dispatch.cli import main
 from kernel_dispatch.terminal import Style
 from tests.bench.made_up import refused, row, run

@@ -14,8 +14,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kernel_dispatch.bench import figures, means, page, palette
 from kernel_dispatch.bench.results import Run
+from kernel_dispatch.bench.views import figures, means, page, palette
 from tests.bench import page_runs
 from tests.bench.page_runs import EVERY, failed, ok, run_of
 

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernel_dispatch.bench import drawing
-from kernel_dispatch.bench.axis import Axis, labelled_ticks
 from kernel_dispatch.bench.results import Limits, Roofline, Run
+from kernel_dispatch.bench.views import drawing
+from kernel_dispatch.bench.views.axis import Axis, labelled_ticks
 from lowering.errors import SettingError
 from tests.bench import page_runs
 from tests.bench.page_runs import EVERY, failed, ok, run_of

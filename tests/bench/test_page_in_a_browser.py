@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kernel_dispatch.bench import page, palette
+from kernel_dispatch.bench.views import page, palette
 from tests.bench import page_runs
 from tests.bench.page_runs import EVERY
 

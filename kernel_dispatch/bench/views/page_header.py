@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from kernel_dispatch.bench import figures
-from kernel_dispatch.bench.markup import escaped
 from kernel_dispatch.bench.results import Row, Run
+from kernel_dispatch.bench.views import figures
+from kernel_dispatch.bench.views.markup import escaped
 
 _UNKNOWN = "not recorded"
 _MACHINE = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kernel_dispatch.bench import figures, svg
-from kernel_dispatch.bench.axis import Axis, around, labelled_ticks
-from kernel_dispatch.bench.means import usable_speedup
 from kernel_dispatch.bench.results import Row, Run, Speedup
+from kernel_dispatch.bench.views import figures, svg
+from kernel_dispatch.bench.views.axis import Axis, around, labelled_ticks
+from kernel_dispatch.bench.views.means import usable_speedup
 
 _BAR, _HEADING, _GAP, _TICKS, _VALUE = 19.0, 21.0, 7.0, 44.0, 78.0
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernel_dispatch.bench import drawing, figures, page_charts, page_header
-from kernel_dispatch.bench.markup import escaped
 from kernel_dispatch.bench.results import Row, Run
+from kernel_dispatch.bench.views import drawing, figures, page_charts, page_header
+from kernel_dispatch.bench.views.markup import escaped
 
 
 def details(run: Run) -> str:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kernel_dispatch.bench import figures, svg
-from kernel_dispatch.bench.axis import Axis, around, labelled_ticks
 from kernel_dispatch.bench.results import Limits, Row, Run
+from kernel_dispatch.bench.views import figures, svg
+from kernel_dispatch.bench.views.axis import Axis, around, labelled_ticks
 
 GROUPS = ("model", "op")
 _LEFT, _TOP, _KEY = 58.0, 14.0, 18.0

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernel_dispatch.bench import figures, page_charts
-from kernel_dispatch.bench.markup import escaped
-from kernel_dispatch.bench.page_header import conditions
 from kernel_dispatch.bench.results import STATUSES, Row, Run
+from kernel_dispatch.bench.views import figures, page_charts
+from kernel_dispatch.bench.views.markup import escaped
+from kernel_dispatch.bench.views.page_header import conditions
 
 _LONG_REASON = 240
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from kernel_dispatch.bench import chart_roofline, chart_samples, chart_speedups, palette
 from kernel_dispatch.bench.results import Row, Run
+from kernel_dispatch.bench.views import chart_roofline, chart_samples, chart_speedups, palette
 from lowering.errors import UnifiedError, unknown
 
 WIDE, NARROW = 760, 340

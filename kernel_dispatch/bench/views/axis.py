@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kernel_dispatch.bench import svg
+from kernel_dispatch.bench.views import svg
 
 
 @dataclass(frozen=True)

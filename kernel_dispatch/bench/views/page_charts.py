@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kernel_dispatch.bench import drawing, figures, svg
-from kernel_dispatch.bench.markup import escaped
-from kernel_dispatch.bench.means import Standing, Standings, case_of, standings
 from kernel_dispatch.bench.results import Row, Run
+from kernel_dispatch.bench.views import drawing, figures, svg
+from kernel_dispatch.bench.views.markup import escaped
+from kernel_dispatch.bench.views.means import Standing, Standings, case_of, standings
 
 _TITLES = {"model": "Models", "op": "Operators", "overhead": "Overhead"}
 _MANY_BARS = 60

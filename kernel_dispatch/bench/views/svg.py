@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from kernel_dispatch.bench import palette
-from kernel_dispatch.bench.markup import escaped
+from kernel_dispatch.bench.views import palette
+from kernel_dispatch.bench.views.markup import escaped
 
 # Unit shapes around the origin: colour is never the only thing that tells two contenders apart.
 _SHAPES = (

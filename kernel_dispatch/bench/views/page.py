@@ -7,9 +7,9 @@ import hashlib
 from pathlib import Path
 from string import Template
 
-from kernel_dispatch.bench import page_charts, page_details, page_header, page_table, palette
-from kernel_dispatch.bench.markup import escaped, script_json
 from kernel_dispatch.bench.results import Run
+from kernel_dispatch.bench.views import page_charts, page_details, page_header, page_table, palette
+from kernel_dispatch.bench.views.markup import escaped, script_json
 
 _FOLDER = Path(__file__).parent
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kernel_dispatch.bench import figures, means
 from kernel_dispatch.bench.comparing import Comparison
 from kernel_dispatch.bench.results import Row, Run
+from kernel_dispatch.bench.views import figures, means
 from kernel_dispatch.terminal import Style
 
 _HEAD = ("", "median", "95%", "speed-up", "95%", "limit", "error", "first", "again", "memory")
@@ -25,8 +25,7 @@ def text(run: Run, style: Style) -> str:
         lines = _aligned([_HEAD, *map(_cells, rows)])
         head = f"{workload}  {_conditions(rows[0])}"
         blocks.append("\n".join([style.bold(head), *lines, *_reasons(rows, style)]))
-    if len(run.workloads()) > 1:
-        blocks.append("\n".join(_standings(run, style)))
+    blocks += ["\n".join(_standings(run, group, style)) for group in _groups_to_sum_up(run)]
     blocks.append(_EXPLAINED.format(baseline=run.baseline))
     return "\n\n".join(blocks)
 
@@ -48,10 +47,18 @@ def markdown(run: Run, contenders: Sequence[str] | None = None) -> str:
     return "\n".join([*lines, *(["", *reasons] if reasons else [])])
 
 
-def _standings(run: Run, style: Style) -> Iterator[str]:
-    found = means.standings(run.rows, run.baseline)
+def _groups_to_sum_up(run: Run) -> list[str]:
+    """A mean over one workload says nothing new, and one over models and tiny graphs nothing."""
+    workloads = {row.workload: row.group for row in run.rows}
+    return [g for g in dict.fromkeys(workloads.values()) if [*workloads.values()].count(g) > 1]
+
+
+def _standings(run: Run, group: str, style: Style) -> Iterator[str]:
+    found = means.standings([row for row in run.rows if row.group == group], run.baseline)
     count = len(found.common_cases)
-    yield style.bold(f"geometric means of speed-ups, over the {count} cases that all passed")
+    yield style.bold(
+        f"geometric means of speed-ups, over the {count} {group} cases that all passed"
+    )
     for one in found.standings:
         if one.contender != run.baseline:
             mean = f"{one.common:.2f}" if one.common is not None else "-"

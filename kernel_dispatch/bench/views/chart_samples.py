@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from kernel_dispatch.bench import figures, svg
-from kernel_dispatch.bench.axis import Axis, around, labelled_ticks
 from kernel_dispatch.bench.results import Row, Run, Times
+from kernel_dispatch.bench.views import figures, svg
+from kernel_dispatch.bench.views.axis import Axis, around, labelled_ticks
 
 _STRIP, _TICKS = 46.0, 40.0
 

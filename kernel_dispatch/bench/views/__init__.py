@@ -1,0 +1,1 @@
+"""A run as text, as a page and as plots."""
