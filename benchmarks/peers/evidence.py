@@ -55,8 +55,13 @@ def reason(error: BaseException) -> str:
         first = cause
     lines = [line.strip() for line in str(first).splitlines()]
     text = next((line for line in lines if line), "")
-    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-    return f"it raised {type(first).__name__}: {shown}".removesuffix(": ")
+    return f"it raised {type(first).__name__}: {shortened(text)}".removesuffix(": ")
+
+
+def shortened(text: str) -> str:
+    """On one line, and no longer than a reader of a table can bear."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
 @contextlib.contextmanager

@@ -63,11 +63,24 @@ class _Flat(torch.nn.Module):
 def _prepare(case: Case) -> Callable[..., Any]:
     with one_clear_line(), torch.no_grad():
         given = (tuple(case.args), dict(case.kwargs))
-        inputs, outputs = Tree(given), Tree(case.fn(*case.args, **case.kwargs))
+        inputs, outputs = Tree(given), Tree(_example_output(case))
         names = [f"input_{i}" for i in range(len(inputs.tensors(given)))]
         flat = _Flat(case.fn, inputs, outputs).eval()
         session = _session(flat, tuple(inputs.tensors(given)), names)
     return watched(_caller(session, inputs, outputs, names), contextlib.nullcontext)
+
+
+def _example_output(case: Case) -> Any:
+    """The exporter drops writes into inputs and buffers, so a session would do less than asked."""
+    fn: Any = case.fn
+    kept = pytree.tree_leaves((case.args, dict(case.kwargs)))
+    kept += list(fn.buffers()) if isinstance(fn, torch.nn.Module) else []
+    tensors = [leaf for leaf in kept if isinstance(leaf, torch.Tensor)]
+    before = [tensor._version for tensor in tensors]
+    output = fn(*case.args, **case.kwargs)
+    if before != [tensor._version for tensor in tensors]:
+        raise PeerError("it writes into its inputs or buffers, which an ONNX model cannot do")
+    return output
 
 
 def _session(flat: torch.nn.Module, tensors: tuple[torch.Tensor, ...], names: list[str]) -> Any:

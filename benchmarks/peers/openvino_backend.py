@@ -22,6 +22,7 @@ from benchmarks.peers.evidence import (
     PeerError,
     dynamo_graphs,
     left_to_eager,
+    shortened,
     watched,
 )
 from benchmarks.peers.installation import absent, versions
@@ -34,7 +35,7 @@ _FALLBACKS = ("Failed in OpenVINO execution", "OpenVINO execution failed")
 def judge(graphs: Iterable[torch.nn.Module], complaints: Iterable[str]) -> None:
     """`graphs`: what its partitioner made; `complaints`: what it said while it fell back."""
     for complaint in complaints:
-        raise PeerError(f"OpenVINO did not run all of it: {complaint.splitlines()[0]}")
+        raise PeerError(f"OpenVINO did not run all of it: {shortened(complaint)}")
     modules = [module for graph in graphs for module in graph.modules()]
     partitions = [module for module in modules if hasattr(module, "perm_fallback")]
     if not partitions:

@@ -238,7 +238,11 @@ def test_openvino_that_ran_everything_is_let_through() -> None:
         ([], [], "took no operator"),
         ([_partitioned(outside=torch.ops.aten.sin.default)], [], "took no operator"),
         ([_partitioned(_Partition(False), _Partition(True))], [], "a partition failed"),
-        ([_partitioned(_Partition(False))], ["Failed in OpenVINO execution: no\nmore"], "on: no$"),
+        (
+            [_partitioned(_Partition(False))],
+            ["Failed in OpenVINO execution: no\nmore"],
+            "on: no more$",
+        ),
     ],
 )
 def test_openvino_that_ran_eagerly_is_refused(
@@ -325,6 +329,15 @@ def test_a_tree_keeps_its_shape_and_its_python_values() -> None:
 def test_a_tree_refuses_what_onnx_cannot_return() -> None:
     with pytest.raises(PeerError, match="cannot take or return Generator"):
         Tree([torch.ones(1), torch.Generator()])
+
+
+@quick
+def test_onnx_refuses_a_case_that_writes_into_its_inputs() -> None:
+    def fill(cache: torch.Tensor) -> torch.Tensor:
+        return cache.add_(1) * 2
+
+    with pytest.raises(PeerError, match="writes into its inputs"):
+        BY_NAME["onnxruntime"].prepare(Case(fill, (torch.ones(3),)))
 
 
 # --- for real -------------------------------------------------------------------------------------
