@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+from kernel_dispatch.bench import ContenderWarning
+
 _LONGEST = 300
 
 
@@ -15,7 +17,7 @@ class PeerError(RuntimeError):
     """The peer does not take this case, or something else ran in its place."""
 
 
-class PartlyEager(UserWarning):
+class PartlyEager(ContenderWarning):
     """The peer ran, but left some operators to eager."""
 
 

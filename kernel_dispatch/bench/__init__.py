@@ -3,8 +3,8 @@
 `python -m kernel_dispatch bench` is its command line; these names are its Python API.
 """
 
-from kernel_dispatch.bench.contender import Contender
+from kernel_dispatch.bench.contender import Contender, ContenderWarning
 from kernel_dispatch.bench.results import Row, Run
 from kernel_dispatch.bench.workload import Case, Workload
 
-__all__ = ["Case", "Contender", "Row", "Run", "Workload"]
+__all__ = ["Case", "Contender", "ContenderWarning", "Row", "Run", "Workload"]

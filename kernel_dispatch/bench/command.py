@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernel_dispatch.bench.results import BASELINE
 from kernel_dispatch.terminal import style_of, write
 from lowering.errors import SettingError, unknown
 
 if TYPE_CHECKING:
-    from kernel_dispatch.bench.results import Run
+    from kernel_dispatch.bench.results import Row, Run
     from kernel_dispatch.bench.session import Wish
 
 DESCRIPTION = """Time a workload under several backends, side by side, and verify before timing.
@@ -36,8 +37,8 @@ EPILOG = """examples:
   kernel-dispatch bench model.py:make --dtype bfloat16 --training --json after.json
   kernel-dispatch bench compare before.json after.json --fail-on 5%
 
-exit code: 0 fine, 1 an output was wrong or something failed, 2 wrong usage. A peer that is not
-installed is a row with a reason and no failure."""
+exit code: 0 fine, 1 eager or unified failed, or an output was wrong, 2 wrong usage. A peer that is
+not installed or cannot run a model is a row with the reason, and no failure."""
 
 COMPARE_EPILOG = """A row is slower only if it lost more than --fail-on and the 95% intervals of the
 two runs do not touch. By default times are compared relative to the baseline of their own run,
@@ -125,7 +126,13 @@ def run(args: argparse.Namespace) -> int:
         Path(args.json).write_text(storing.to_json(result), encoding="utf-8")
     _write_outputs(result, args)
     write(table.text(result, style_of(sys.stdout)))
-    return int(any(row.status not in ("ok", "missing") for row in result.rows))
+    return int(any(map(_is_failure, result.rows)))
+
+
+def _is_failure(row: Row) -> bool:
+    """A peer that cannot run a model is a finding; a wrong output, or a failure of ours, is not."""
+    ours = row.contender == BASELINE or row.contender.startswith("unified")
+    return row.status == "wrong" or (ours and row.status not in ("ok", "missing"))
 
 
 def _wish(args: argparse.Namespace) -> Wish:

@@ -13,6 +13,10 @@ def _nothing_missing() -> str:
     return ""
 
 
+class ContenderWarning(UserWarning):
+    """What a reader of the row has to know: part of it ran elsewhere, say. Its text is shown."""
+
+
 @dataclass(frozen=True)
 class Contender:
     """One row of a comparison. It runs in a process of its own, which does nothing else.
@@ -30,8 +34,10 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=dict)
     # An interpreter with a torch of its own, for peers that exist for one torch only.
     python: Callable[[], str] = _nothing_missing
-    # None: it promises the numerics contract of O1 and O2. A number: it may lower the precision,
-    # up to this relative error.
+    # How many times eager's own error it may reach: 2 is the contract of O1 and O2, 10 tells a
+    # wrong result from another order of rounding.
+    error_factor: float = 10.0
+    # A number: it may lower the precision, up to this relative error.
     tolerance: float | None = None
     trains: bool = True
     compiles_with_dynamo: bool = True  # False: torch's compile counters say nothing about it

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+BASELINE = "eager"  # what every contender is measured by
+
 # What became of a row. Only "ok" has times; every other one has a reason.
 STATUSES = {
     "ok": "verified, then timed",
@@ -117,7 +119,7 @@ class Limits:
 @dataclass(frozen=True)
 class Run:
     rows: tuple[Row, ...]
-    baseline: str = "eager"
+    baseline: str = BASELINE
     # cpu, isa, cores, threads, memory_bytes, python, torch, libraries, accelerator ...
     machine: Mapping[str, Any] = field(default_factory=dict)
     commit: Mapping[str, Any] = field(default_factory=dict)  # id, dirty, branch; empty: no checkout

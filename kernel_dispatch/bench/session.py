@@ -19,8 +19,7 @@ from typing import Any
 from kernel_dispatch.bench import estimates, roofline, surroundings
 from kernel_dispatch.bench.client import Client, Refusal
 from kernel_dispatch.bench.contender import Contender
-from kernel_dispatch.bench.contenders import BASELINE
-from kernel_dispatch.bench.results import Compilation, Limits, Numerics, Row, Run
+from kernel_dispatch.bench.results import BASELINE, Compilation, Limits, Numerics, Row, Run
 from lowering.errors import SettingError
 
 MIN_ROUNDS, MAX_ROUNDS = 9, 60
@@ -208,6 +207,9 @@ class Session:
         first = client.ask("first_call", path=truth)
         if first["numerics"] is not None:
             entry.row = replace(entry.row, numerics=Numerics(**first["numerics"]))
+        entry.row = replace(
+            entry.row, reason="; ".join(filter(None, [found["note"], first["note"]]))
+        )
         warm = client.ask("warm_up")
         entry.calls, entry.call_s = warm["calls"], warm["seconds"]
         entry.row = replace(

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,14 @@ import torch
 
 from kernel_dispatch.bench import catalogue, contenders, limits, roofline
 from kernel_dispatch.bench.building import build
-from kernel_dispatch.bench.checking import Truth, WrongResult, check, establish
+from kernel_dispatch.bench.checking import Bound, Truth, WrongResult, check, establish
 from kernel_dispatch.bench.compiling import Compiles, Recompiled
+from kernel_dispatch.bench.contender import ContenderWarning
 from kernel_dispatch.bench.device import PeakMemory, synchronize
+from kernel_dispatch.bench.results import BASELINE
 from kernel_dispatch.bench.stepping import Step
 from kernel_dispatch.bench.workload import Case
-from lowering.errors import UnifiedError
+from lowering.errors import UnifiedError, UnifiedWarning
 
 Reply = dict[str, Any]
 
@@ -91,16 +94,19 @@ class Worker:
     def first_call(self, path: str) -> Reply:
         """Compile and run once. `path`: where the truth is, or empty where nobody asks."""
         timed = self._need(self._timed)
-        start = time.perf_counter()
-        outputs = timed.run()
-        synchronize(self._device)
-        seconds = time.perf_counter() - start
-        reply: Reply = {"seconds": seconds}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ContenderWarning)
+            warnings.simplefilter("always", UnifiedWarning)
+            start = time.perf_counter()
+            outputs = timed.run()
+            synchronize(self._device)
+            seconds = time.perf_counter() - start
+        reply: Reply = {"seconds": seconds, "note": _notes(caught)}
         if path:
             self._truth = Truth.load(path)
-            is_baseline = self._contender.name == contenders.BASELINE
+            is_baseline = self._contender.name == BASELINE
             shown = self._truth.baseline if is_baseline else outputs
-            found = check(shown, self._truth, self._contender.tolerance)
+            found = check(shown, self._truth, self._bound())
             reply["numerics"] = vars(found) if found is not None else None
         return reply
 
@@ -156,7 +162,7 @@ class Worker:
         """What was seen until now; the output once more, where calls can be compared."""
         timed, truth = self._need(self._timed), self._truth
         if truth is not None and truth.repeatable:
-            check(timed.run(), truth, self._contender.tolerance)
+            check(timed.run(), truth, self._bound())
         memory = self._memory.bytes() if self._memory is not None else None
         return {"peak_memory_bytes": memory, **self._compiles.summary(timed.fn)}
 
@@ -165,6 +171,9 @@ class Worker:
         self._compiles.forget()
         gc.collect()
         return {}
+
+    def _bound(self) -> Bound:
+        return Bound(self._contender.error_factor, self._contender.tolerance)
 
     def _wake_up(self) -> None:
         """A case that every contender takes; what it says about it is none of our business."""
@@ -197,6 +206,16 @@ def _status(error: Exception) -> str:
     if isinstance(error, Recompiled):
         return "recompiled"
     return "usage" if isinstance(error, UnifiedError) else "failed"
+
+
+def _notes(caught: list[warnings.WarningMessage]) -> str:
+    """What the contender itself says about its row; the rest goes where warnings go."""
+    ours = (ContenderWarning, UnifiedWarning)
+    for other in caught:
+        if not issubclass(other.category, ours):
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    texts = [str(one.message) for one in caught if issubclass(one.category, ours)]
+    return "; ".join(" ".join(text.split())[:300] for text in dict.fromkeys(texts))
 
 
 def one_line(error: BaseException) -> str:

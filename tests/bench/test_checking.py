@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_dispatch.bench.building import fingerprint
-from kernel_dispatch.bench.checking import Truth, WrongResult, check, establish
+from kernel_dispatch.bench.checking import Bound, Truth, WrongResult, check, establish
 from kernel_dispatch.bench.stepping import Step
 from kernel_dispatch.bench.workload import Case
 
@@ -30,9 +30,10 @@ def test_the_reference_is_in_float64_and_the_case_is_left_alone() -> None:
     truth = establish(step(model, x))
     assert truth.reference is not None and truth.reference[0].dtype == torch.float64
     assert truth.baseline[0].dtype == torch.float32
+    assert truth.errors[0] < 1e-6
     assert {p.dtype for p in model.parameters()} == {torch.float32} and x.dtype == torch.float32
-    found = check(model(x), truth, None)
-    assert found is not None and 0 < found.error == found.baseline_error < found.allowed
+    found = check(model(x), truth, Bound())
+    assert found is not None and 0 < found.error <= found.baseline_error < found.allowed
 
 
 def test_a_truth_is_the_same_from_a_file(tmp_path: Any) -> None:
@@ -65,13 +66,13 @@ def test_gradients_are_judged_together_and_a_wrong_one_is_seen() -> None:
     truth = establish(training)
     assert truth.gradients == 2
     outputs, gradients = training.run()
-    found = check([outputs, gradients], truth, None)
-    assert found is not None and found.error <= found.allowed
+    found = check([outputs, gradients], truth, Bound())
+    assert found is not None and found.error <= found.allowed < 1e-5
     for wrong in (gradients[0] * 1.001, gradients[0] * float("nan")):
         with pytest.raises(WrongResult, match="gradients: error"):
-            check([outputs, [wrong, gradients[1]]], truth, None)
+            check([outputs, [wrong, gradients[1]]], truth, Bound())
     with pytest.raises(WrongResult, match="2 output tensors, eager has 3"):
-        check([outputs, gradients[:1]], truth, None)
+        check([outputs, gradients[:1]], truth, Bound())
 
 
 def test_random_and_stateful_cases_are_told_apart() -> None:
@@ -86,9 +87,9 @@ def test_without_float64_eager_is_the_reference() -> None:
 
     truth = establish(step(lambda x: inner(x), torch.randn(4, 8)))
     assert truth.reference is None and "no float64 reference (RuntimeError" in truth.note
-    check([truth.baseline[0] + 1e-6], truth, None)
+    check([truth.baseline[0] + 1e-6], truth, Bound())
     with pytest.raises(WrongResult, match="output 0: error"):
-        check([truth.baseline[0] * 1.01], truth, None)
+        check([truth.baseline[0] * 1.01], truth, Bound())
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_wrong_output_is_told_in_one_line(change: Callable[..., Any], text: st
     model, x = linear(), torch.randn(4, 8)
     truth = establish(step(model, x))
     with torch.no_grad(), pytest.raises(WrongResult, match=text) as raised:
-        check(change(model(x)), truth, None)
+        check(change(model(x)), truth, Bound())
     assert "\n" not in str(raised.value)
 
 
@@ -114,17 +115,17 @@ def test_a_tolerance_allows_what_the_contract_does_not() -> None:
     model, x = linear(), torch.randn(4, 8)
     truth = establish(step(model, x))
     with torch.no_grad():
-        found = check(model(x) * 1.005, truth, 1e-2)
+        found = check(model(x) * 1.005, truth, Bound(tolerance=1e-2))
         assert found is not None and found.allowed == 1e-2
         with pytest.raises(WrongResult):
-            check(model(x) * 1.02, truth, 1e-2)
+            check(model(x) * 1.02, truth, Bound(tolerance=1e-2))
 
 
 def test_integers_must_be_equal() -> None:
     truth = establish(step(lambda x: x + 1, torch.arange(5)))
-    check(torch.arange(1, 6), truth, None)
+    check(torch.arange(1, 6), truth, Bound())
     with pytest.raises(WrongResult, match="output 0: 1 of 5 values differ from eager"):
-        check(torch.tensor([1, 2, 3, 4, 6]), truth, None)
+        check(torch.tensor([1, 2, 3, 4, 6]), truth, Bound())
 
 
 def test_fingerprints_tell_bits_order_and_shape_apart() -> None:
