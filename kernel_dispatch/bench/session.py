@@ -22,7 +22,7 @@ from kernel_dispatch.bench.contender import Contender
 from kernel_dispatch.bench.results import BASELINE, Compilation, Limits, Numerics, Row, Run
 from lowering.errors import SettingError
 
-MIN_ROUNDS, MAX_ROUNDS = 9, 60
+MIN_ROUNDS, MAX_ROUNDS = 7, 60
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def faults() -> Run:
 def test_a_good_row_has_everything(faults: Run) -> None:
     good = row(faults, "mlp", "as_it_is")
     assert good.status == "ok" and not good.reason
-    assert good.times is not None and len(good.times.samples) >= 9
+    assert good.times is not None and len(good.times.samples) >= 7
     assert good.times.low <= good.times.median <= good.times.high
     assert good.times.median * good.times.calls > 0.0005
     assert good.numerics is not None and 0 < good.numerics.error <= good.numerics.baseline_error
@@ -159,7 +159,8 @@ def test_unified_tells_its_report_and_the_worth_of_its_cache() -> None:
     first, second = o2.compilation.first_call_s, o2.compilation.second_process_s
     assert first is not None and second is not None and second < first
     o0, eager = row(run, "mlp", "unified-O0"), row(run, "mlp", "eager")
-    assert o0.numerics == eager.numerics, "O0 is eager, bit by bit"
+    assert o0.numerics is not None and eager.numerics is not None
+    assert o0.numerics.error == eager.numerics.error, "O0 is eager, bit by bit"
     assert eager.report == ""
 
 
