@@ -74,6 +74,7 @@ class Session:
         self._clients: dict[tuple[str, str, bool], Client] = {}
         self._limits: dict[tuple[str, str], Limits] = {}
         self._stages_done = 0
+        self._commit = surroundings.commit()  # now: the checkout may change while this runs
 
     def __enter__(self) -> Session:
         return self
@@ -94,7 +95,7 @@ class Session:
             rows=tuple(self._with_roofline(row, found) for row, found in rows),
             baseline=BASELINE,
             machine=surroundings.machine(self._wish.threads),
-            commit=surroundings.commit(),
+            commit=self._commit,
             limits=next(iter(self._limits.values()), Limits()),
             started=started.isoformat(timespec="seconds"),
             seconds=time.perf_counter() - start,

@@ -24,7 +24,7 @@ from kernel_dispatch.bench.building import build
 from kernel_dispatch.bench.checking import Bound, Truth, WrongResult, check, establish
 from kernel_dispatch.bench.compiling import Compiles, Recompiled
 from kernel_dispatch.bench.contender import ContenderWarning
-from kernel_dispatch.bench.device import PeakMemory, synchronize
+from kernel_dispatch.bench.device import PeakMemory, give_back_memory, synchronize
 from kernel_dispatch.bench.results import BASELINE
 from kernel_dispatch.bench.stepping import Step
 from kernel_dispatch.bench.workload import Case
@@ -169,7 +169,7 @@ class Worker:
     def drop(self) -> Reply:
         self._step = self._timed = self._truth = self._memory = None
         self._compiles.forget()
-        gc.collect()
+        give_back_memory()
         return {}
 
     def _bound(self) -> Bound:
