@@ -43,7 +43,7 @@ format: $(READY)  ## put format and generated documentation right
 
 bench: $(READY)  ## the core set: JSON, CSV and a page under benchmark-results; a quarter of an hour
 	mkdir -p benchmark-results
-	$(BIN)/python -m kernel_dispatch bench core --levels O0,O1,O2,O3 --seconds 1 --no-second-process \
+	$(BIN)/python -m kernel_dispatch bench core --levels O0,O1,O2,O3 --seconds 1 \
 	  --json benchmark-results/core.json --csv benchmark-results/core.csv \
 	  --html benchmark-results/core.html --plots benchmark-results/plots
 

@@ -59,6 +59,10 @@ class Client:
         self._answers: queue.Queue[str] = queue.Queue()
         self._log: Any = None
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and not self.about.get("missing")
+
     def start(self) -> None:
         """Does nothing while it runs. Refusal "missing" if the contender is not there."""
         if self._process is None:

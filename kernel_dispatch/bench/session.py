@@ -1,8 +1,10 @@
 """One benchmark run: every contender in a process of its own, interleaved by this one.
 
-Per workload: the baseline establishes the truth; each contender builds, is verified and warms up;
-a second process measures what the caches are worth; then rounds, each of which calls every
-contender once in a fresh order. Whatever fails becomes a row with its reason.
+Per workload: the baseline establishes the truth; each contender builds, is verified and warms up; a
+second process measures what the caches are worth; then rounds, each of which calls every contender
+once in a fresh order. Rounds alternate between the two processes of each contender: the same code in
+another process, with its memory elsewhere, differs by a few percent, and the intervals have to know.
+Whatever fails becomes a row with its reason.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from kernel_dispatch.bench.contender import Contender
 from kernel_dispatch.bench.results import BASELINE, Compilation, Limits, Numerics, Row, Run
 from lowering.errors import SettingError
 
-MIN_ROUNDS, MAX_ROUNDS = 7, 60
+MIN_ROUNDS, MAX_ROUNDS = 8, 60
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class _Entry:
 
     client: Client
     row: Row
+    timed: list[Client] = field(default_factory=list)  # the processes that take turns
     samples: list[float] = field(default_factory=list)
     calls: int = 1
     call_s: float = 0.0
@@ -130,10 +133,9 @@ class Session:
                     _stop_all(entries, baseline.row)
                     break
             self._attempt(entry, lambda e=entry: self._get_ready(e, truth, found))  # type: ignore[misc]
-        for entry in entries[1:] if self._wish.second_process else ():
-            if entry.alive:
-                self._say(f"{target}: {entry.row.contender} in a second process")
-                self._second_process(entry, device)
+        for entry in entries if self._wish.second_process else ():
+            self._say(f"{target}: {entry.row.contender} in a second process")
+            self._attempt(entry, lambda e=entry: self._second_process(e, device))  # type: ignore[misc]
         self._say(f"{target}: timing")
         self._rounds([entry for entry in entries if entry.alive])
         for entry in entries:
@@ -212,6 +214,7 @@ class Session:
             entry.row, reason="; ".join(filter(None, [found["note"], first["note"]]))
         )
         warm = client.ask("warm_up")
+        entry.timed = [client]
         entry.calls, entry.call_s = warm["calls"], warm["seconds"]
         entry.row = replace(
             entry.row,
@@ -221,15 +224,13 @@ class Session:
         )
 
     def _second_process(self, entry: _Entry, device: str) -> None:
-        """What a deployment sees after a restart. A failure here costs the figure, not the row."""
+        """What a deployment sees after a restart; from now on the two take turns."""
         client = self._client(entry.client.contender, device, second=True)
-        try:
-            self._build(entry, client)
-            client.ask("prepare")
-            seconds = client.ask("first_call", path="")["seconds"]
-            client.ask("drop")
-        except Refusal:
-            return
+        self._build(entry, client)
+        client.ask("prepare")
+        seconds = client.ask("first_call", path="")["seconds"]
+        client.ask("warm_up")
+        entry.timed.append(client)
         compilation = replace(entry.row.compilation, second_process_s=seconds)
         entry.row = replace(entry.row, compilation=compilation)
 
@@ -239,13 +240,13 @@ class Session:
         if not entries:
             return
         shuffle = random.Random(self._wish.seed).shuffle
-        for _ in range(self._count(entries)):
+        for turn in range(self._count(entries)):
             order = [entry for entry in entries if entry.alive]
             shuffle(order)
             for entry in order:
                 try:
-                    seconds = entry.client.ask("time", calls=entry.calls)["seconds"]
-                    entry.samples.append(seconds)
+                    process = entry.timed[turn % len(entry.timed)]
+                    entry.samples.append(process.ask("time", calls=entry.calls)["seconds"])
                 except Refusal as refusal:
                     entry.refused(refusal)
 
@@ -272,14 +273,21 @@ class Session:
 
     def _finished_row(self, entry: _Entry, baseline: _Entry) -> Row:
         row = entry.row
-        try:
-            if entry.client.about and not entry.client.about["missing"]:
-                entry.client.ask("drop")
-        except Refusal:
-            entry.client.stop()  # the next workload gets a fresh process
+        self._drop(entry)
         if row.times is None or baseline.row.times is None:
             return row
         return replace(row, speedup=estimates.speedup(baseline.samples, entry.samples))
+
+    def _drop(self, entry: _Entry) -> None:
+        """Make room for the next workload; a process that cannot is replaced."""
+        key = (entry.row.contender, entry.row.device)
+        for client in (self._clients.get((*key, second)) for second in (False, True)):
+            if client is None or not client.running:
+                continue
+            try:
+                client.ask("drop")
+            except Refusal:
+                client.stop()
 
     def _with_roofline(self, row: Row, found: dict[str, Any]) -> Row:
         if row.times is None:
@@ -289,7 +297,7 @@ class Session:
 
     def _say(self, text: str) -> None:
         wish = self._wish
-        per_workload = 2 * len(wish.contenders) + (len(wish.contenders) - 1) * wish.second_process
+        per_workload = (2 + wish.second_process) * len(wish.contenders)
         total = per_workload * len(wish.targets) * len(wish.devices)
         self._progress(text, min(1.0, self._stages_done / total))
         self._stages_done += len(wish.contenders) if text.endswith(": timing") else 1
