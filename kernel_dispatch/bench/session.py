@@ -2,8 +2,9 @@
 
 Per workload: the baseline establishes the truth; each contender builds, is verified and warms up; a
 second process measures what the caches are worth; then rounds, each of which calls every contender
-once in a fresh order. Rounds alternate between the two processes of each contender: the same code in
-another process, with its memory elsewhere, differs by a few percent, and the intervals have to know.
+once in a fresh order. Rounds alternate between the two processes of each contender: the same code
+in another process, with its memory elsewhere, differs by a few percent, and the intervals have to
+know.
 Whatever fails becomes a row with its reason.
 """
 
