@@ -136,7 +136,7 @@ class Session:
             self._attempt(entry, lambda e=entry: self._get_ready(e, truth, found))  # type: ignore[misc]
         for entry in entries if self._wish.second_process else ():
             self._say(f"{target}: {entry.row.contender} in a second process")
-            self._attempt(entry, lambda e=entry: self._second_process(e, device))  # type: ignore[misc]
+            self._attempt(entry, lambda e=entry: self._second_process(e, device, truth))  # type: ignore[misc]
         self._say(f"{target}: timing")
         self._rounds([entry for entry in entries if entry.alive])
         for entry in entries:
@@ -224,12 +224,15 @@ class Session:
             ),
         )
 
-    def _second_process(self, entry: _Entry, device: str) -> None:
-        """What a deployment sees after a restart; from now on the two take turns."""
+    def _second_process(self, entry: _Entry, device: str, truth: str) -> None:
+        """What a deployment sees after a restart; from now on the two take turns.
+
+        Verified like the first one: what came out of a cache may be another's.
+        """
         client = self._client(entry.client.contender, device, second=True)
         self._build(entry, client)
         client.ask("prepare")
-        seconds = client.ask("first_call", path="")["seconds"]
+        seconds = client.ask("first_call", path=truth)["seconds"]
         client.ask("warm_up")
         entry.timed.append(client)
         compilation = replace(entry.row.compilation, second_process_s=seconds)

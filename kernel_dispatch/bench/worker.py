@@ -25,7 +25,6 @@ from kernel_dispatch.bench.checking import Bound, Truth, WrongResult, check, est
 from kernel_dispatch.bench.compiling import Compiles, Recompiled
 from kernel_dispatch.bench.contender import ContenderWarning
 from kernel_dispatch.bench.device import PeakMemory, give_back_memory, synchronize
-from kernel_dispatch.bench.results import BASELINE
 from kernel_dispatch.bench.stepping import Step
 from kernel_dispatch.bench.workload import Case
 from lowering.errors import UnifiedError, UnifiedWarning
@@ -92,7 +91,7 @@ class Worker:
         return {"seconds": time.perf_counter() - start}
 
     def first_call(self, path: str) -> Reply:
-        """Compile and run once. `path`: where the truth is, or empty where nobody asks."""
+        """Compile, run once and verify. `path`: where the truth is."""
         timed = self._need(self._timed)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ContenderWarning)
@@ -102,13 +101,9 @@ class Worker:
             synchronize(self._device)
             seconds = time.perf_counter() - start
         reply: Reply = {"seconds": seconds, "note": _notes(caught)}
-        if path:
-            self._truth = Truth.load(path)
-            is_baseline = self._contender.name == BASELINE
-            shown = self._truth.baseline if is_baseline else outputs
-            found = check(shown, self._truth, self._bound())
-            reply["numerics"] = vars(found) if found is not None else None
-        return reply
+        self._truth = Truth.load(path)
+        found = check(outputs, self._truth, self._bound())
+        return {**reply, "numerics": vars(found) if found is not None else None}
 
     def warm_up(self) -> Reply:
         """Call until nothing compiles any more; then how long a call takes."""
