@@ -1,4 +1,4 @@
-"""Writes docs/reference.md out of the code's own tables; `--check` fails when it is out of date."""
+"""Writes what the documentation takes from code and measurements; `--check`: is it current?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kernel_dispatch.bench import storing
+from kernel_dispatch.bench.results import Run
+from kernel_dispatch.bench.views import drawing
+from kernel_dispatch.bench.views import table as results
 from kernel_dispatch.settings import MODES, OPTIONS
 from lowering import providers, targets
 from lowering.capability import CapabilityRow
@@ -118,15 +122,78 @@ def page() -> str:
     return "\n".join([HEAD, *(part() for part in parts)])
 
 
+# --- benchmark results ----------------------------------------------------------------------------
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parent.parent / "README.md"
+_BEGIN, _END = "<!-- generated from docs/results -->", "<!-- end of the generated part -->"
+_IN_README = "core.json"
+
+
+def results_page() -> str:
+    """One section per file in docs/results, in the order of their names."""
+    head = (
+        "# Benchmark results\n\nGenerated from the JSON files beside this page by `python "
+        "docs/generate.py`. Milliseconds per call, and in\nparentheses the speed-up over eager of "
+        "the same run. How to read and repeat them: [benchmarking](../benchmarking.md)."
+    )
+    sections = [_section(path) for path in sorted(RESULTS.glob("*.json"))]
+    return "\n\n".join([head, *sections]) + "\n"
+
+
+def _section(path: Path) -> str:
+    run = storing.load(str(path))
+    alt = (
+        f"Speed-ups over eager in {path.name}, with 95% intervals; the table below has the figures"
+    )
+    plot = f"![{alt}]({path.stem}.svg)"
+    return f"## {path.stem}\n\n{_conditions(run)}\n\n{plot}\n\n{results.markdown(run)}"
+
+
+def plots() -> dict[Path, str]:
+    return {
+        path.with_suffix(".svg"): drawing.speedup_bars(storing.load(str(path))) + "\n"
+        for path in sorted(RESULTS.glob("*.json"))
+    }
+
+
+def _conditions(run: Run) -> str:
+    machine, settings = run.machine, run.settings
+    libraries = ", ".join(f"{k} {v}" for k, v in machine["libraries"].items() if k != "torch")
+    gradients = "forward and backward" if settings["gradients"] else "inference without gradients"
+    changed = ", with uncommitted changes" if run.commit["dirty"] else ""
+    lines = [
+        f"{machine['cpu']} ({machine['cpu_capability']}), {machine['threads']} threads of "
+        f"{machine['cores']} cores; torch {machine['torch']}, {libraries}; Python "
+        f"{machine['python']}; {gradients}.",
+        f"Measured {run.started[:10]} at commit `{run.commit['id'][:10]}`{changed}, in "
+        f"{run.seconds / 60:.0f} minutes. Limits measured beside it: "
+        f"{run.limits.gemm_flops / 1e9:.0f} GFLOP/s ({run.limits.gemm_library}), "
+        f"{run.limits.read_bytes / 1e9:.1f} GB/s read.",
+    ]
+    return "\n".join(lines)
+
+
+def readme() -> str:
+    """The README with the part between the two marks made anew."""
+    text = README.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    run = storing.load(str(RESULTS / _IN_README))
+    part = f"{_conditions(run)}\n\n{results.markdown(run)}"
+    return f"{before}{_BEGIN}\n{part}\n{_END}{after}"
+
+
 def main(arguments: Sequence[str]) -> int:
-    text = page()
+    made = {PAGE: page(), RESULTS / "README.md": results_page(), README: readme(), **plots()}
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
     if "--check" not in arguments:
-        PAGE.write_text(text)
+        for path in stale:
+            path.write_text(made[path])
         return 0
-    if not PAGE.exists() or PAGE.read_text() != text:
-        print("docs/reference.md is out of date: run `python docs/generate.py`", file=sys.stderr)
-        return 1
-    return 0
+    for path in stale:
+        print(f"{path.name} is out of date: run `python docs/generate.py`", file=sys.stderr)
+    return int(bool(stale))
 
 
 if __name__ == "__main__":
