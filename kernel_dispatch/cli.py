@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lowering.contract import Probe, Target
 
 OK, PROBLEMS, USAGE = 0, 1, 2
+INTERRUPTED = 130  # what a shell reports for SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +55,9 @@ def _run(args: argparse.Namespace) -> int:
     except UnifiedError as error:
         write(f"kernel-dispatch: {error}", sys.stderr)
         return PROBLEMS if isinstance(error, StrictModeError) else USAGE
+    except KeyboardInterrupt:
+        write("kernel-dispatch: interrupted", sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # `kernel-dispatch doctor | head`: nobody reads on, which is fine
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
