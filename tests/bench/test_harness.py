@@ -48,7 +48,7 @@ def test_a_good_row_has_everything(faults: Run) -> None:
     assert good.status == "ok" and not good.reason
     assert good.times is not None and len(good.times.samples) >= 7
     assert good.times.low <= good.times.median <= good.times.high
-    assert good.times.median * good.times.calls > 0.0005
+    assert good.times.calls > 1, "a call is shorter than a clock can tell"
     assert good.numerics is not None and 0 < good.numerics.error <= good.numerics.baseline_error
     assert good.speedup is not None and good.speedup.low <= good.speedup.value <= good.speedup.high
     assert good.compilation.first_call_s is not None
@@ -147,8 +147,8 @@ def test_without_a_baseline_nothing_is_timed(odd_cases: Run) -> None:
 
 
 def test_a_step_that_hangs_is_given_up() -> None:
-    found = row(measure(["mlp"], ["hanging"], timeout_s=12.0), "mlp", "hanging")
-    assert (found.status, found.reason) == ("failed", "starting: no answer within 12 s")
+    found = row(measure(["mlp"], ["hanging"], timeout_s=20.0), "mlp", "hanging")
+    assert (found.status, found.reason) == ("failed", "starting: no answer within 20 s")
 
 
 def test_unified_tells_its_report_and_the_worth_of_its_cache() -> None:
