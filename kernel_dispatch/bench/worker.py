@@ -27,6 +27,7 @@ from kernel_dispatch.bench.contender import ContenderWarning
 from kernel_dispatch.bench.device import PeakMemory, give_back_memory, synchronize
 from kernel_dispatch.bench.stepping import Step
 from kernel_dispatch.bench.workload import Case
+from kernel_dispatch.user_code import UserCodeError
 from lowering.errors import UnifiedError, UnifiedWarning
 
 Reply = dict[str, Any]
@@ -218,6 +219,8 @@ def _notes(caught: list[warnings.WarningMessage]) -> str:
 
 def one_line(error: BaseException) -> str:
     """The first lines of an error; torch's are long, and the rest is advice about flags."""
+    if isinstance(error, UserCodeError) and error.__cause__ is not None:
+        return f"{error}: {one_line(error.__cause__)}"
     text = " ".join(str(error).split())
     shown = text if len(text) <= 400 else text[:400] + " ..."
     name = type(error).__name__

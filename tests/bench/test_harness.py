@@ -152,21 +152,18 @@ def test_a_step_that_hangs_is_given_up() -> None:
 
 
 def test_unified_tells_its_report_and_the_worth_of_its_cache() -> None:
-    run = measure(["mlp"], ["unified"], levels=["O0", "O2"], second_process=True)
+    run = measure(["mlp"], ["unified"], levels=["O2"], second_process=True)
     o2 = row(run, "mlp", "unified-O2")
     assert o2.status == "ok" and o2.compilation.fallbacks == 0
     assert "inductor" in o2.report and "ran" in o2.report
     first, second = o2.compilation.first_call_s, o2.compilation.second_process_s
     assert first is not None and second is not None and second < first
-    o0, eager = row(run, "mlp", "unified-O0"), row(run, "mlp", "eager")
-    assert o0.numerics is not None and eager.numerics is not None
-    assert o0.numerics.error == eager.numerics.error, "O0 is eager, bit by bit"
-    assert eager.report == ""
+    assert row(run, "mlp", "eager").report == ""
 
 
 def test_training_verifies_and_times_the_gradients() -> None:
-    run = measure(["mlp"], ["as_it_is", "unified"], training=True)
-    for name in ("as_it_is", "unified-O2"):
+    run = measure(["mlp"], ["as_it_is", "unified"], levels=["O1"], training=True)
+    for name in ("as_it_is", "unified-O1"):
         found = row(run, "mlp", name)
         assert found.status == "ok" and found.training
     assert found.roofline is not None
