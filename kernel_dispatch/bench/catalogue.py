@@ -15,7 +15,7 @@ from typing import Any
 from kernel_dispatch.bench.contender import Contender
 from kernel_dispatch.bench.workload import Case, Workload
 from kernel_dispatch.user_code import load
-from lowering.errors import unknown
+from lowering.errors import SettingError, unknown
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,10 @@ def workload(target: str) -> Workload:
     if ":" in target:
         return Workload(target, lambda: Case(*load(target)), "given on the command line")
     if not known:
-        raise unknown("workload", target, ["module:function", "file.py:function"])
+        raise SettingError(
+            f"unknown workload {target!r}: built-in ones come with the project's checkout. "
+            "Accepted: module:function, file.py:function."
+        )
     raise unknown("workload", target, [*known, "module:function", "file.py:function"])
 
 
@@ -49,4 +52,10 @@ def _of_checkout(module: str, name: str, otherwise: Any) -> Any:
         return otherwise
     if str(_CHECKOUT) not in sys.path:
         sys.path.append(str(_CHECKOUT))
-    return getattr(importlib.import_module(module), name)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("benchmarks"):  # the user's own `benchmarks` comes first
+            return otherwise
+        raise
+    return getattr(found, name)

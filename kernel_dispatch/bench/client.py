@@ -23,6 +23,7 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 # The requests of worker.py, as a reader of a result would call them.
 _STEPS = {
     "hello": "starting",
+    "find": "finding the workload",
     "limits": "measuring the machine",
     "build": "building the workload",
     "establish": "verifying",
@@ -58,6 +59,7 @@ class Client:
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
         self._log: Any = None
+        self._said = 0
 
     @property
     def running(self) -> bool:
@@ -73,6 +75,8 @@ class Client:
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin is not None, "start() first"
+        if what == "build":  # what it said before was about another workload
+            self._said = os.fstat(self._log.fileno()).st_size
         request = {"do": what, "contender": self.contender.name, **arguments}
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -95,7 +99,8 @@ class Client:
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # its compilers too
             process.wait()
         if self._log is not None:
             self._log.close()
@@ -103,7 +108,7 @@ class Client:
 
     def _spawn(self) -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._answers = queue.Queue()
+        self._answers, self._said = queue.Queue(), 0
         self._process = subprocess.Popen(
             [self.contender.python() or sys.executable, "-m", "kernel_dispatch.bench.worker"],
             stdin=subprocess.PIPE,
@@ -111,6 +116,7 @@ class Client:
             stderr=self._log,
             text=True,
             env=self._environment(),
+            start_new_session=True,
         )
         threading.Thread(
             target=_read, args=(self._process.stdout, self._answers), daemon=True
@@ -139,7 +145,7 @@ class Client:
         return f"the process left with exit code {code}{said}"
 
     def _last_words(self) -> str:
-        self._log.seek(0)
+        self._log.seek(self._said)
         lines = [line.strip() for line in self._log if line.strip()]
         return f"; its last words: {lines[-1][:300]}" if lines else ""
 

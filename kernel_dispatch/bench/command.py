@@ -6,8 +6,9 @@ Torch is imported only once a command runs, as in cli.py.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,8 @@ which takes out how busy the machine was. Reads files of --json and of pytest --
 exit code: 0 fine, 1 a row became slower, broke or is gone, 2 wrong usage."""
 
 _BACKENDS = "contenders beside eager (default: inductor,unified); your own: module:function"
+_ONE_PROCESS = "leave out the warm compile time; intervals are then about one process only"
+_A_DAY = 86400
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -66,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="for weights, inputs and the order of the rounds")
     add("--seconds", type=float, default=2.0, metavar="S", help="of timing per row (default: 2)")
     add("--timeout", type=float, default=900.0, metavar="S", help="for one step of one contender")
-    add("--no-second-process", action="store_true", help="leave out the warm compile time")
+    add("--no-second-process", action="store_true", help=_ONE_PROCESS)
     add("--json", metavar="FILE", help="results, readable by pytest-benchmark compare")
     _add_outputs(parser)
 
@@ -104,7 +107,7 @@ def _percent(text: str) -> float:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 10:
+    if not 0 <= value < (10 if text.endswith("%") else 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a share: write 5% or 0.05")
     return value
 
@@ -117,15 +120,15 @@ def run(args: argparse.Namespace) -> int:
         _list()
         return 0
     wish = _wish(args)
-    _demand_places(args.json, args.csv, args.html, args.plots)
+    _demand_places((args.json, args.csv, args.html), args.plots)
     result = _measured(wish)
     from kernel_dispatch.bench import storing
     from kernel_dispatch.bench.views import table
 
     if args.json:
         Path(args.json).write_text(storing.to_json(result), encoding="utf-8")
-    _write_outputs(result, args)
     write(table.text(result, style_of(sys.stdout)))
+    _write_outputs(result, args)
     return int(any(map(_is_failure, result.rows)))
 
 
@@ -142,8 +145,8 @@ def _wish(args: argparse.Namespace) -> Wish:
 
     if args.dtype is not None and args.dtype not in _DTYPES:
         raise unknown("dtype", args.dtype, _DTYPES, "--dtype")
-    if not args.seconds > 0 or not args.timeout > 0:
-        raise SettingError("--seconds and --timeout want a number above 0.")
+    if not (0 < args.seconds <= _A_DAY and 0 < args.timeout <= _A_DAY):
+        raise SettingError(f"--seconds and --timeout want a number above 0, up to {_A_DAY}.")
     return Wish(
         targets=_targets(args.targets),
         contenders=contenders.chosen(args.backends, _levels(args.levels), catalogue.peers()),
@@ -163,6 +166,10 @@ def _targets(names: Sequence[str]) -> list[str]:
 
     if not names:
         raise SettingError("bench: name a TARGET, module:function or a built-in workload (--list).")
+    if "core" in names and not catalogue.core():
+        raise SettingError(
+            "'core' comes with the project's checkout; name your own module:function."
+        )
     wanted = [one for name in names for one in (catalogue.core() if name == "core" else [name])]
     for name in wanted:
         catalogue.workload(name)
@@ -179,12 +186,19 @@ def _levels(names: Sequence[str]) -> list[str]:
     return [known[name.lower()] for name in names]
 
 
-def _demand_places(*files: str | None) -> None:
-    """An hour of measuring must not end in a folder that does not exist."""
+def _demand_places(files: Iterable[str | None], folder: str | None) -> None:
+    """An hour of measuring must not end in a file that cannot be written."""
     for file in filter(None, files):
-        folder = Path(file).resolve().parent
-        if not folder.is_dir():
-            raise SettingError(f"there is no folder {str(folder)!r} to write {file!r} into.")
+        try:
+            with Path(file).open("a"):
+                pass
+        except OSError as error:
+            raise SettingError(f"cannot write {file!r}: {error.strerror}.") from None
+    if folder:
+        try:
+            Path(folder).mkdir(exist_ok=True)
+        except OSError as error:
+            raise SettingError(f"cannot make the folder {folder!r}: {error.strerror}.") from None
 
 
 def _measured(wish: Wish) -> Run:
@@ -192,6 +206,8 @@ def _measured(wish: Wish) -> Run:
     from kernel_dispatch.bench.session import Session
 
     progress = Progress()
+    # As Ctrl-C does: processes and temporary folders are cleaned up on the way out.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     write(f"{len(wish.targets)} workload(s), {len(wish.contenders)} contenders: "
           f"{duration(_estimate(wish))} at a guess, most of it compiling.", sys.stderr)  # fmt: skip
     try:
@@ -262,7 +278,7 @@ def run_show(args: argparse.Namespace) -> int:
     from kernel_dispatch.bench import storing
     from kernel_dispatch.bench.views import table
 
-    _demand_places(args.csv, args.html, args.plots)
+    _demand_places((args.csv, args.html), args.plots)
     result = storing.load(args.results)
     _write_outputs(result, args)
     style = style_of(sys.stdout)

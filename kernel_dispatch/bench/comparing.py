@@ -52,7 +52,9 @@ def compare(before: Run, after: Run, limit: float, by: str = "ratio") -> Compari
             "the two files have no row in common: other workloads, contenders, devices or dtypes."
         )
     by = by if _has_ratios(old) and _has_ratios(new) else "time"
-    changes = [_change(old.get(key), new.get(key), limit, by) for key in {**old, **new}]
+    shared = {key[0] for key in old} & {key[0] for key in new}
+    keys = [key for key in {**old, **new} if key[0] in shared]
+    changes = [_change(old.get(key), new.get(key), limit, by) for key in keys]
     return Comparison(tuple(changes), by, limit, tuple(_notes(before, after, old, new, limit, by)))
 
 
@@ -76,6 +78,8 @@ def _change(old: Row | None, new: Row | None, limit: float, by: str) -> Change:
         verdict = "broken" if broken else "same" if new.times is None else "new"
         text = f"{old.status} before, {new.status} now" + (f": {new.reason}" if new.reason else "")
         return Change(some.workload, some.contender, 1.0, False, verdict, text)
+    if old.speedup is None or new.speedup is None:
+        by = "time"
     (low, was, high), (new_low, now, new_high) = _interval(old, by), _interval(new, by)
     factor = now / was
     apart = new_low > high or new_high < low
@@ -103,6 +107,9 @@ def _notes(
         one, other = before.machine.get(name), after.machine.get(name)
         if one != other:
             yield f"{name} differs: {one} before, {other} now"
+    for one, other, where in ((before, after, "first"), (after, before, "second")):
+        if alone := [name for name in one.workloads() if name not in other.workloads()]:
+            yield f"only in the {where} file, not compared: {', '.join(alone)}"
     drift = [
         _interval(new[key], "time")[1] / _interval(old[key], "time")[1]
         for key in old.keys() & new.keys()

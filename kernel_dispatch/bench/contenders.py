@@ -37,7 +37,6 @@ def unified(level: str) -> Contender:
         f'torch.compile(model, backend="unified", options={{"level": "{level}"}})',
         partial(_compiled, backend="unified", options={"level": level}),
         error_factor=EAGER_FACTOR,
-        tolerance=1e-2 if level == "O3" else None,
     )
 
 

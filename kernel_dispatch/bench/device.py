@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lowering.errors import unknown
+from lowering.errors import SettingError, unknown
 
 
 def demand(name: str) -> str:
@@ -23,6 +23,10 @@ def demand(name: str) -> str:
         device = None
     if device is not None and (str(device) in here or (device.type in here and _exists(device))):
         return str(device)
+    if device is not None:
+        raise SettingError(
+            f"there is no device {name!r} here (from --devices). Here: {', '.join(here)}."
+        )
     raise unknown("device", name, here, "--devices")
 
 

@@ -60,9 +60,13 @@ class _Entry:
         return self.row.status == "ok"
 
     def refused(self, refusal: Refusal) -> None:
-        if refusal.status == "usage":
-            raise SettingError(refusal.reason.split(": ", 1)[-1])
-        self.row = replace(self.row, status=refusal.status, reason=refusal.reason, times=None)
+        # A mistake that shows only now must not cost the rows that were measured before it.
+        status = "failed" if refusal.status == "usage" else refusal.status
+        self.row = replace(self.row, status=status, reason=refusal.reason, times=None)
+
+
+def _mistake(refusal: Refusal) -> SettingError:
+    return SettingError(refusal.reason.split(": ", 1)[-1])
 
 
 Progress = Callable[[str, float], None]  # what is being done, and the share that is done
@@ -90,6 +94,7 @@ class Session:
 
     def run(self) -> Run:
         start, started = time.perf_counter(), datetime.datetime.now(datetime.timezone.utc)
+        self._find_targets()
         rows: list[tuple[Row, dict[str, Any]]] = []
         for device in self._wish.devices:
             for target in self._wish.targets:
@@ -105,6 +110,18 @@ class Session:
             seconds=time.perf_counter() - start,
             settings=self._settings(),
         )
+
+    def _find_targets(self) -> None:
+        """The user's own modules are imported by a worker, not by this process."""
+        baseline = self._client(self._wish.contenders[0], self._wish.devices[0], second=False)
+        for target in self._wish.targets:
+            if ":" in target:
+                try:
+                    baseline.start()
+                    baseline.ask("find", target=target)
+                except Refusal as refusal:
+                    if refusal.status == "usage":
+                        raise _mistake(refusal) from None
 
     def _settings(self) -> dict[str, Any]:
         wish = self._wish
@@ -158,7 +175,9 @@ class Session:
         key = (contender.name, device, second)
         if key not in self._clients:
             hello = {"threads": self._wish.threads, "device": device}
-            caches = os.path.join(self._folder.name, f"{contender.name}-{device}".replace(":", "-"))
+            # Numbered: a name may be the path of a user's file.
+            number = self._wish.contenders.index(contender)
+            caches = os.path.join(self._folder.name, f"{number}-{device}".replace(":", "-"))
             client = Client(contender, hello, caches, self._wish.timeout_s)
             self._clients[key] = client
         return self._clients[key]
@@ -188,7 +207,8 @@ class Session:
         key = (baseline.row.device, built["dtype"])
         self._limits[key] = _better(self._limits.get(key), _measured_limits(client, key[1]))
         established = client.ask("establish", path=truth)
-        self._build(baseline, client)  # as fresh as the others' cases, its state and its memory
+        # Once more: as fresh as the others' cases, its state and its memory.
+        _demand_equal(built, self._build(baseline, client))
         return {**built, **established, "limits": key}
 
     def _get_ready(self, entry: _Entry, truth: str, found: dict[str, Any]) -> None:
@@ -201,12 +221,7 @@ class Session:
             version=client.about["version"],
             reason=found["note"],
         )
-        if built["fingerprint"] != found["fingerprint"]:
-            raise Refusal(
-                "different",
-                "weights or inputs differ from the baseline's: the builder must draw them from "
-                "torch's generator only (torch.manual_seed is called before it)",
-            )
+        _demand_equal(found, built)
         prepare_s = client.ask("prepare")["seconds"]
         first = client.ask("first_call", path=truth)
         if first["numerics"] is not None:
@@ -305,6 +320,15 @@ class Session:
         total = per_workload * len(wish.targets) * len(wish.devices)
         self._progress(text, min(1.0, self._stages_done / total))
         self._stages_done += len(wish.contenders) if text.endswith(": timing") else 1
+
+
+def _demand_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    if one["fingerprint"] != other["fingerprint"]:
+        raise Refusal(
+            "different",
+            "weights or inputs differ from the baseline's: the builder must draw them from "
+            "torch's generator only (torch.manual_seed is called before it)",
+        )
 
 
 def _measured_limits(client: Client, dtype: str) -> Limits:

@@ -39,6 +39,8 @@ class Step:
                 tensor.grad = None
             outputs = self.fn(*self.case.args, **self.case.kwargs)
             roots = [leaf for leaf in tensors_of(outputs) if leaf.requires_grad]
+            if not roots:
+                raise RuntimeError("nothing in its outputs requires a gradient: no training step")
             torch.autograd.backward(roots, self._fixed_cotangents(roots))
         return [outputs, self.gradients()]
 

@@ -27,8 +27,8 @@ from kernel_dispatch.bench.contender import ContenderWarning
 from kernel_dispatch.bench.device import PeakMemory, give_back_memory, synchronize
 from kernel_dispatch.bench.stepping import Step
 from kernel_dispatch.bench.workload import Case
-from kernel_dispatch.user_code import UserCodeError
-from lowering.errors import UnifiedError, UnifiedWarning
+from kernel_dispatch.user_code import UsageError, UserCodeError, named
+from lowering.errors import SettingError, UnifiedWarning
 
 Reply = dict[str, Any]
 
@@ -65,6 +65,11 @@ class Worker:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
         }
+
+    def find(self, target: str) -> Reply:
+        """Is there such a function? A typo is told before anything is measured."""
+        named(target)
+        return {}
 
     def limits(self, dtype: str) -> Reply:
         return vars(limits.measure(getattr(torch, dtype), self._device))
@@ -204,7 +209,7 @@ def _status(error: Exception) -> str:
         return "wrong"
     if isinstance(error, Recompiled):
         return "recompiled"
-    return "usage" if isinstance(error, UnifiedError) else "failed"
+    return "usage" if isinstance(error, (UsageError, SettingError)) else "failed"
 
 
 def _notes(caught: list[warnings.WarningMessage]) -> str:
@@ -230,11 +235,13 @@ def one_line(error: BaseException) -> str:
 
 
 def main() -> None:
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever is printed, by Python or by a library, goes to stderr
-    sys.stdout = sys.stderr
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and nobody else reads our requests
+    sys.stdout, sys.stdin = sys.stderr, open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     worker: Worker | None = None
-    for line in sys.stdin:
+    for line in requests:
         request = json.loads(line)
         contender = request.pop("contender")
         if worker is None:

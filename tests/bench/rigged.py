@@ -68,6 +68,12 @@ def unseeded() -> tuple[Any, tuple[torch.Tensor, ...]]:
     return torch.nn.ReLU(), (torch.randn(4, generator=generator),)
 
 
+def reading() -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """As a forgotten `input()` or `breakpoint()` does; there is nothing to read."""
+    input()
+    return torch.nn.ReLU(), (torch.ones(3),)
+
+
 def no_tensor() -> tuple[Any, tuple[torch.Tensor, ...]]:
     return lambda x: x.shape[0], (torch.ones(3),)
 

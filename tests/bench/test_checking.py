@@ -75,6 +75,16 @@ def test_gradients_are_judged_together_and_a_wrong_one_is_seen() -> None:
         check([outputs, gradients[:1]], truth, Bound())
 
 
+def test_training_without_anything_to_train_is_refused() -> None:
+    frozen = linear().requires_grad_(False)
+    for case in (
+        step(frozen, torch.randn(4, 8), training=True),
+        step(lambda x: x + 1, torch.arange(3), training=True),
+    ):
+        with pytest.raises(RuntimeError, match="nothing in its outputs requires a gradient"):
+            case.run()
+
+
 def test_random_and_stateful_cases_are_told_apart() -> None:
     assert establish(step(torch.rand_like, torch.ones(5))).random
     state = establish(step(lambda x: x.add_(1).clone(), torch.ones(5)))

@@ -44,11 +44,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cnn", "--backends", "inductr"], "unknown backend 'inductr' (from --backends). Did you"),
         (["cnn", "--levels", "O4"], "unknown level 'O4' (from --levels). Did you mean 'O3'?"),
         (["cnn", "--dtype", "float31"], "unknown dtype 'float31' (from --dtype). Did you mean"),
-        (["cnn", "--devices", "cpu:7"], "unknown device 'cpu:7' (from --devices). Did you mean"),
+        (["cnn", "--devices", "cpu:7"], "there is no device 'cpu:7' here (from --devices). Here: "),
         (["cnn", "--devices", "quantum"], "unknown device 'quantum' (from --devices)"),
         (["cnn", "--threads", "0"], "'0' is not a number of threads"),
         (["cnn", "--seconds", "0"], "--seconds and --timeout want a number above 0"),
-        (["cnn", "--json", "nowhere/x.json"], "to write 'nowhere/x.json' into"),
+        (["cnn", "--json", "nowhere/x.json"], "cannot write 'nowhere/x.json': No such"),
+        (["cnn", "--csv", "examples"], "cannot write 'examples': Is a directory"),
+        (
+            ["cnn", "--plots", "examples/my_model.py"],
+            "cannot make the folder 'examples/my_model.py'",
+        ),
+        (["cnn", "--timeout", "inf"], "--seconds and --timeout want a number above 0, up to"),
         (["cnn", "--fail-on", "5%"], "unrecognized arguments: --fail-on 5%"),
     ],
 )
@@ -59,6 +65,17 @@ def test_bad_arguments(
     shown = capsys.readouterr()
     assert text in shown.err and shown.out == ""
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.quick
+def test_without_a_checkout_core_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("kernel_dispatch.bench.catalogue._CHECKOUT", tmp_path)
+    for target in ("core", "text-encoder"):
+        assert main(["bench", target]) == 2
+        shown = capsys.readouterr().err
+        assert "the project's checkout" in shown and "module:function" in shown
 
 
 @pytest.mark.quick
@@ -121,8 +138,9 @@ def test_a_model_in_the_users_own_file(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_mistakes_in_the_users_own_file(folder: Path) -> None:
-    wrong_name = bench(folder, "examples.my_model:mak")
-    assert wrong_name.returncode == 2
+    # The mistake is in the second target: it is told before the first one is measured.
+    wrong_name = bench(folder, "examples.my_model:make", "examples.my_model:mak")
+    assert wrong_name.returncode == 2 and wrong_name.stdout == ""
     last = wrong_name.stderr.strip().splitlines()[-1]
     assert "examples.my_model has no 'mak'. Did you mean 'make'?" in last
     broken = bench(folder, "examples.my_model:broken", "--backends", "eager")

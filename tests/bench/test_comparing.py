@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_a_row_that_broke_or_is_gone_fails() -> None:
     assert verdicts(broken, broken)["unified-O2"] == "same"
 
 
+def test_a_row_without_a_speedup_is_compared_in_seconds() -> None:
+    alone = run(row(contender="eager", ms=20), row(ms=10))
+    without = run(*[replace(one, speedup=None) for one in alone.rows[1:]], row("b", "eager"))
+    with_b = run(*alone.rows, row("b", "eager"), row("b", ms=5))
+    changes = comparing.compare(with_b, without, 0.05).changes
+    assert [c.factor for c in changes if c.workload == "net" and c.contender != "eager"] == [1.0]
+
+
+def test_workloads_of_one_file_only_are_named_and_not_compared() -> None:
+    both = run(row(contender="eager"), row(), row("other", "eager"), row("other"))
+    found = comparing.compare(both, run(row(contender="eager"), row()), 0.05)
+    assert not found.failed and {change.workload for change in found.changes} == {"net"}
+    assert "only in the first file, not compared: other" in found.notes
+
+
 def test_another_machine_is_told() -> None:
     before = pair(10)
     after = run(*pair(10).rows, machine={"cpu": "Other", "threads": 4, "torch": "2.13.0"})
@@ -96,7 +112,7 @@ def test_the_command(files: tuple[str, str], capsys: pytest.CaptureFixture[str])
     assert main(["bench", "compare", a, b, "--fail-on", "0.2"]) == 0
 
 
-@pytest.mark.parametrize("share", ["five", "-3%", "5000%", "%", "nan"])
+@pytest.mark.parametrize("share", ["five", "-3%", "5000%", "%", "nan", "5"])
 def test_a_bad_share(
     files: tuple[str, str], share: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
