@@ -105,7 +105,7 @@ def _notes(
 ) -> Iterator[str]:
     for name in ("cpu", "threads", "torch", "cpu_capability"):
         one, other = before.machine.get(name), after.machine.get(name)
-        if one != other:
+        if None not in (one, other) and not isinstance(one, dict) and one != other:
             yield f"{name} differs: {one} before, {other} now"
     for one, other, where in ((before, after, "first"), (after, before, "second")):
         if alone := [name for name in one.workloads() if name not in other.workloads()]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,7 +98,14 @@ def _prepare_gradients(case: Case) -> None:
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    """Also those in dataclasses that torch's trees know nothing of."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_of(list(vars(leaf).values()))
+    return found
 
 
 def copied(tree: Any) -> Any:

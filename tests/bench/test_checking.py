@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -129,6 +130,16 @@ def test_a_tolerance_allows_what_the_contract_does_not() -> None:
         assert found is not None and found.allowed == 1e-2
         with pytest.raises(WrongResult):
             check(model(x) * 1.02, truth, Bound(tolerance=1e-2))
+
+
+def test_tensors_in_a_dataclass_are_verified_too() -> None:
+    @dataclass
+    class Output:
+        hidden: torch.Tensor
+        name: str = "x"
+
+    truth = establish(step(lambda x: (x + 1, Output(x * 2)), torch.randn(4)))
+    assert len(truth.baseline) == 2
 
 
 def test_integers_must_be_equal() -> None:

@@ -90,7 +90,9 @@ def _heading(run: Run) -> str:
         f"{machine.get('cpu', '')} ({machine.get('cpu_capability', '')})",
         f"{machine.get('threads', '?')} threads",
         f"torch {machine.get('torch', '?')}",
-        f"commit {commit}{' with changes' if run.commit.get('dirty') else ''}" if commit else "",
+        f"kernel-dispatch at {commit}{' with changes' if run.commit.get('dirty') else ''}"
+        if commit
+        else "",
     ]
     reached = (
         f"limits, measured beside it: {limits.gemm_flops / 1e9:.0f} GFLOP/s "
