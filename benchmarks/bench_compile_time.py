@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.utils import clear_caches
 
 from benchmarks.workloads import WORKLOADS
 from kernel_dispatch.bench.contenders import find
@@ -36,6 +37,7 @@ def test_compile_time(
 
     def set_up() -> tuple[tuple[()], dict[str, Any]]:
         torch._dynamo.reset()
+        clear_caches()  # those in memory, which a new process does not have
         if caches == "cold":
             monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"cold{next(rounds)}"))
         return (), {}
