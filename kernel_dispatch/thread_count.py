@@ -15,46 +15,30 @@ def with_threads(run: Callable[..., Any], threads: int | None) -> Callable[..., 
         return run
 
     def scoped(*args: Any) -> Any:
-        before = _in_force.enter(threads)
+        before = torch.get_num_threads()
+        if before == threads:
+            return run(*args)
+        _set_for_this_thread(threads, others=before)
         try:
             return run(*args)
         finally:
-            _in_force.leave(threads, before)
+            torch.set_num_threads(before)
 
     return scoped
 
 
-class _InForce:
-    """The counts that calls of ours hold at this moment.
+def _set_for_this_thread(threads: int, others: int) -> None:
+    """`torch.set_num_threads` also sets the count that every later thread starts with.
 
-    `torch.set_num_threads` writes two things: the calling thread's count, and the one that every
-    later thread starts with. A thread that first meets torch while a call of ours runs elsewhere
-    inherits that call's count; to give it back faithfully would keep it alive for good.
+    A thread that first meets torch while a call of ours runs would inherit that call's count and keep
+    it; Dynamo's guards on the count would fail there. What threads start with is put back at once,
+    from a thread of its own, since setting it here would undo ours.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: list[int] = []
-        self._start = 0
-        self._seen = threading.local()
-
-    def enter(self, threads: int) -> int:
-        """Set the count; returns the one that belongs to the caller's thread."""
-        with self._lock:
-            before = torch.get_num_threads()
-            if not self._held:
-                self._start = before
-            elif before in self._held and not hasattr(self._seen, "before"):
-                before = self._start
-            self._seen.before = before
-            self._held.append(threads)
-            torch.set_num_threads(threads)
-            return before
-
-    def leave(self, threads: int, before: int) -> None:
-        with self._lock:
-            self._held.remove(threads)
-            torch.set_num_threads(before)
+    with _lock:
+        torch.set_num_threads(threads)
+        helper = threading.Thread(target=torch.set_num_threads, args=(others,))
+        helper.start()
+        helper.join()
 
 
-_in_force = _InForce()
+_lock = threading.Lock()
