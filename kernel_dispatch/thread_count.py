@@ -30,9 +30,9 @@ def with_threads(run: Callable[..., Any], threads: int | None) -> Callable[..., 
 def _set_for_this_thread(threads: int, others: int) -> None:
     """`torch.set_num_threads` also sets the count that every later thread starts with.
 
-    A thread that first meets torch while a call of ours runs would inherit that call's count and keep
-    it; Dynamo's guards on the count would fail there. What threads start with is put back at once,
-    from a thread of its own, since setting it here would undo ours.
+    A thread that first meets torch while a call of ours runs would inherit that call's count and
+    keep it; Dynamo's guards on the count would fail there. What threads start with is put back at
+    once, from a thread of its own, since setting it here would undo ours.
     """
     with _lock:
         torch.set_num_threads(threads)
