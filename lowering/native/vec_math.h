@@ -69,11 +69,19 @@ static inline vec power_of_fraction(vec f) {
   return fma(p, f, splat(1.0f));
 }
 
-// 2^x for x <= 0, to 1e-7, for sums of exponentials, which need no better. Minus infinity gives 0.
+// 2^x for x <= 0, to 1e-7, for sums of exponentials, which need no better: minus infinity gives 0,
+// and what would be denormal gives something denormal.
 static inline vec exp2_of_nonpositive(vec x) {
+#if defined(__AVX512F__)
   x = greater_or_second(splat(-150.0f), x);
   const vec n = nearest_integer(x);
   return times_power_of_two(power_of_fraction(x - n), n);
+#else
+  x = greater_or_second(splat(-127.0f), x);
+  const vec n = nearest_integer(x);
+  const vec p = power_of_fraction(x - n);
+  return (vec)((ivec)p + (__builtin_convertvector(n, ivec) << 23));  // 1 and -127 make exactly 0
+#endif
 }
 
 static inline vec exp(vec x) {
