@@ -1,0 +1,134 @@
+// A matrix product in blocks that stay in the caches. Where the operands come from is up to the
+// caller: Rows and Columns hand out blocks, made in a buffer if need be.
+#pragma once
+
+#include <algorithm>
+
+#include "microkernel.h"
+#include "pack.h"
+
+namespace kd {
+
+struct Block {
+  const float* data;
+  int64_t ld;  // from row to row, or from panel to panel
+};
+
+// Addresses with equal low bits compete for the few places that a cache has for them.
+static inline bool crowded(int64_t ld) { return ld % 1024 == 0; }
+
+// A row length of at least `size` whose multiples spread over the whole cache.
+static inline int64_t spread_out(int64_t size) { return ceil_div(size, 32) * 32 + 16; }
+
+constexpr int64_t kDepth = 384;       // of a block
+constexpr int64_t kBlockRows = 160;   // so that a block of rows leaves room in the second cache
+constexpr int64_t kRowsBuffer = kBlockRows * (kDepth + 48);
+constexpr int64_t kTileBuffer = kMostTileRows * kTileWidth * kLanes;
+
+// Adds up and finishes a tile of sums that were stored, because it is cut off by the edge of the
+// output or because its activation takes more registers than the sums leave.
+static inline void finish_tile(const float* sums, int64_t ld, int rows, int columns, float* c,
+                               int64_t ldc, const Epilogue& e, const Finish& finish) {
+  for (int i = 0; i < rows; i++) {
+    for (int j = 0; j < columns; j += kLanes) {
+      const int count = std::min(columns - j, kLanes);
+      const auto get = [&](const float* p) {
+        return count == kLanes ? load(p + j) : load_first(p + j, count);
+      };
+      vec v = load(sums + i * ld + j);
+      float* to = c + i * ldc;
+      if (finish.accumulate) v += get(to);
+      if (finish.last) {
+        if (e.bias) v += get(e.bias);
+        if (e.before) v += get(e.before + i * e.ld_before);
+        v = activate(e.act, v, e.a, e.b);
+        if (e.times) v *= get(e.times + i * e.ld_times);
+        if (e.after) v += get(e.after + i * e.ld_after);
+      }
+      if (count == kLanes)
+        store(to + j, v);
+      else
+        store_first(to + j, v, count);
+    }
+  }
+}
+
+// The product of one block of rows with one of panels. Both are cut into tiles of almost equal
+// size, as a last small tile would be slow.
+static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t columns, int64_t depth,
+                                   float* c, int64_t ldc, const Epilogue& e, Finish finish) {
+  const int64_t panels = ceil_div(columns, kLanes), strips = ceil_div(panels, kTileWidth);
+  const bool in_registers = !finish.last || Limits(e).enough;
+  for (int64_t s = 0; s < strips; s++) {
+    const Range strip = part_of(panels, s, strips);
+    const int width = static_cast<int>(strip.size());
+    const int64_t column = strip.begin * kLanes;
+    const int wide = static_cast<int>(std::min<int64_t>(columns - column, width * kLanes));
+    const bool direct = in_registers && wide == width * kLanes;
+    const int64_t tiles = ceil_div(rows, kTileRows[width]);
+    for (int64_t t = 0; t < tiles; t++) {
+      const Range some = part_of(rows, t, tiles);
+      const int high = static_cast<int>(some.size());
+      const float* left = a.data + some.begin * a.ld;
+      const float* right = b.data + strip.begin * b.ld;
+      float* to = c + some.begin * ldc + column;
+      const Tile tile = tile_of(high, width);
+      const Epilogue part = finish.last ? e.at(some.begin, column) : Epilogue{};
+      if (direct) {
+        tile(depth, left, a.ld, right, b.ld, to, ldc, part, finish);
+      } else {
+        alignas(64) float sums[kTileBuffer];
+        tile(depth, left, a.ld, right, b.ld, sums, width * kLanes, part, Finish{});
+        finish_tile(sums, width * kLanes, high, wide, to, ldc, part, finish);
+      }
+    }
+  }
+}
+
+// How many threads side by side share the columns; the others share the rows.
+static inline int threads_over_columns(int64_t m, int64_t n, int team) {
+  int best = team;
+  double least = std::numeric_limits<double>::infinity();
+  for (int across = 1; across <= team; across++) {
+    if (team % across) continue;
+    const int down = team / across;
+    const double largest = static_cast<double>(ceil_div(m, down)) * ceil_div(panels_of(n), across);
+    const double traffic = static_cast<double>(m) * across + static_cast<double>(n) * down;
+    const double cost = largest * (1 + 1e-3 * traffic / (m + n));
+    if (cost < least) least = cost, best = across;
+  }
+  return best;
+}
+
+template <class Rows, class Columns>
+void multiply(int64_t m, int64_t n, int64_t k, const Rows& a, const Columns& b, float* c,
+              int64_t ldc, const Epilogue& e, int threads) {
+  if (m == 0 || n == 0) return;
+  threads = useful_threads(threads, static_cast<double>(m) * n * k, 1e5);
+  const int64_t blocks = std::max<int64_t>(ceil_div(k, kDepth), 1);
+  const Limits limits(e);
+  in_parallel(threads, [&](int thread, int team) {
+    const int across = threads_over_columns(m, n, team), down = team / across;
+    const Range rows = part_of(m, thread / across, down);
+    const Range panels = part_of(panels_of(n), thread % across, across);
+    const int64_t column = panels.begin * kLanes;
+    const int64_t columns = std::min(panels.end * kLanes, n) - column;
+    if (rows.size() == 0 || columns <= 0) return;
+    float* buffer = scratch<0>(kRowsBuffer);
+    const int64_t parts = ceil_div(rows.size(), kBlockRows);
+    for (int64_t part = 0; part < parts; part++) {
+      const Range some = part_of(rows.size(), part, parts);
+      const int64_t row = rows.begin + some.begin;
+      for (int64_t block = 0; block < blocks; block++) {
+        const Range deep = part_of(k, block, blocks);
+        const Block left = a.block(row, some.size(), deep.begin, deep.size(), buffer);
+        const Block right = b.block(panels.begin, panels.size(), deep.begin, deep.size(), nullptr);
+        const Finish finish{block > 0, block == blocks - 1, limits.low, limits.high};
+        multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
+                        e.at(row, column), finish);
+      }
+    }
+  });
+}
+
+}  // namespace kd

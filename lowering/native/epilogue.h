@@ -1,0 +1,106 @@
+// What happens to a product before it is stored: bias, an addend, an activation, a factor, an addend.
+#pragma once
+
+#include <limits>
+
+#include "partial.h"
+#include "vec_math.h"
+
+namespace kd {
+
+enum class Act : int {
+  none,
+  relu,
+  gelu_erf,
+  gelu_tanh,
+  silu,
+  tanh,
+  sigmoid,
+  hardswish,
+  hardsigmoid,
+  clamp,       // to a..b
+  leaky_relu,  // slope a
+  elu          // alpha a
+};
+
+// v = acc + bias[n]; v += before[m, n]; v = act(v); v *= times[m, n]; v += after[m, n]
+struct Epilogue {
+  const float* bias = nullptr;
+  const float* before = nullptr;
+  const float* times = nullptr;
+  const float* after = nullptr;
+  int64_t ld_before = 0, ld_times = 0, ld_after = 0;  // row strides in elements
+  Act act = Act::none;
+  float a = 0, b = 0;
+
+  // The same, for the part of the output that starts at [row, column].
+  Epilogue at(int64_t row, int64_t column) const {
+    Epilogue part = *this;
+    if (bias) part.bias += column;
+    if (before) part.before += row * ld_before + column;
+    if (times) part.times += row * ld_times + column;
+    if (after) part.after += row * ld_after + column;
+    return part;
+  }
+};
+
+// Not a number stays one: it is always the second operand that is kept then.
+static inline vec clamp(vec v, vec low, vec high) {
+  return lesser_or_second(high, greater_or_second(low, v));
+}
+
+// Activations that are two instructions at most, so cheap that they can be done in every case.
+struct Limits {
+  bool enough;  // the activation is no more than these limits
+  float low = -std::numeric_limits<float>::infinity();
+  float high = std::numeric_limits<float>::infinity();
+
+  explicit Limits(const Epilogue& e)
+      : enough(e.act == Act::none || e.act == Act::relu || e.act == Act::clamp) {
+    if (e.act == Act::relu) low = 0;
+    if (e.act == Act::clamp) low = e.a, high = e.b;
+  }
+};
+
+// exp(x) - 1 for x <= 0, by its series where the subtraction would lose digits.
+static inline vec exp_minus_one(vec x) {
+  vec p = splat(1.0f / 40320);
+  for (const float c : {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f})
+    p = fma(p, x, splat(c));
+  return x > splat(-0.35f) ? fma(p * x, x, x) : exp(x) - splat(1.0f);
+}
+
+static inline vec activate(Act act, vec v, float a, float b) {
+  const vec half = splat(0.5f), one = splat(1.0f), zero = splat(0.0f);
+  switch (act) {
+    case Act::none:
+      return v;
+    case Act::relu:
+      return greater_or_second(zero, v);
+    case Act::gelu_erf:
+      return half * v * (one + erf(v * splat(0x1.6a09e6p-1f)));
+    case Act::gelu_tanh: {
+      const vec inner = v * fma(v * v, splat(0.044715f), one);
+      return half * v * (one + tanh(inner * splat(0x1.988454p-1f)));
+    }
+    case Act::silu:
+      return v * sigmoid(v);
+    case Act::tanh:
+      return tanh(v);
+    case Act::sigmoid:
+      return sigmoid(v);
+    case Act::hardswish:
+      return v * clamp(v + splat(3.0f), zero, splat(6.0f)) / splat(6.0f);
+    case Act::hardsigmoid:
+      return clamp(v + splat(3.0f), zero, splat(6.0f)) / splat(6.0f);
+    case Act::clamp:
+      return clamp(v, splat(a), splat(b));
+    case Act::leaky_relu:
+      return v > zero ? v : v * splat(a);
+    case Act::elu:
+      return v > zero ? v : splat(a) * exp_minus_one(v);
+  }
+  return v;
+}
+
+}  // namespace kd

@@ -1,0 +1,38 @@
+// Matrix products with fused epilogues.
+#pragma once
+
+#include "blocked.h"
+#include "pack.h"
+
+namespace kd {
+
+// Rows of `a` as they are, or copied where they would push each other out of the cache.
+struct MatrixRows {
+  const float* a;
+  int64_t lda;
+
+  Block block(int64_t row, int64_t rows, int64_t k, int64_t depth, float* buffer) const {
+    const float* from = a + row * lda + k;
+    if (!crowded(lda) || rows == 1) return {from, lda};
+    const int64_t ld = spread_out(depth);
+    for (int64_t i = 0; i < rows; i++) copy_row(buffer + i * ld, from + i * lda, depth);
+    return {buffer, ld};
+  }
+};
+
+struct PackedColumns {
+  const float* packed;
+  int64_t k;
+
+  Block block(int64_t panel, int64_t, int64_t from, int64_t, float*) const {
+    return {packed + panel * kLanes * k + from * kLanes, k * kLanes};
+  }
+};
+
+static inline void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                        const float* packed_b, float* c, int64_t ldc, const Epilogue& e,
+                        int threads) {
+  multiply(m, n, k, MatrixRows{a, lda}, PackedColumns{packed_b, k}, c, ldc, e, threads);
+}
+
+}  // namespace kd

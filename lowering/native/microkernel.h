@@ -1,0 +1,145 @@
+// The innermost loops of a matrix product: a tile of the output that stays in registers.
+#pragma once
+
+#include <utility>
+
+#include "epilogue.h"
+
+namespace kd {
+
+// The most vectors that a tile is wide, and the most rows that it has for each width: as many
+// accumulators as the registers hold beside the operands. Wide tiles load less per multiplication.
+#if defined(__AVX512F__)
+constexpr int kTileWidth = 4;
+constexpr int kTileRows[kTileWidth + 1] = {0, 12, 14, 9, 7};
+#elif defined(__AVX2__)
+constexpr int kTileWidth = 3;
+constexpr int kTileRows[kTileWidth + 1] = {0, 10, 6, 4};
+#elif defined(__aarch64__)
+constexpr int kTileWidth = 4;
+constexpr int kTileRows[kTileWidth + 1] = {0, 12, 12, 8, 6};
+#else
+constexpr int kTileWidth = 2;
+constexpr int kTileRows[kTileWidth + 1] = {0, 6, 4};
+#endif
+constexpr int kMostTileRows = kTileRows[1] > kTileRows[2] ? kTileRows[1] : kTileRows[2];
+
+// What a tile does with its sums while they are in registers. Whatever takes longer works on sums
+// that were stored.
+struct Finish {
+  bool accumulate;  // onto what earlier parts of the sum left in the output
+  bool last;        // nothing more is to be added, so the epilogue is due
+  float low, high;
+};
+
+// The same in every lane. An addition to zero, as in splat, would cost an instruction here.
+static inline vec broadcast(const float* p) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_set1_ps(*p);
+#elif defined(__AVX2__)
+  return (vec)_mm256_broadcast_ss(p);
+#else
+  return splat(*p);
+#endif
+}
+
+// In one rounding where that is an instruction; a call of a function it must not be.
+static inline vec multiply_add(vec a, vec b, vec c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Keeps the compiler from loading a value again at each of its uses.
+static inline void hold_in_register(vec& v) {
+#if defined(__AVX2__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#else
+  (void)v;
+#endif
+}
+
+// rows x (width * kLanes) sums over k of a[row][k] * b[vector][k][lane].
+template <int rows, int width>
+struct Sums {
+  vec at[rows][width];
+
+  __attribute__((always_inline)) Sums(int64_t k, const float* a, int64_t lda, const float* b,
+                                      int64_t ldb) {
+    for (int i = 0; i < rows; i++)
+      for (int j = 0; j < width; j++) at[i][j] = vec{};
+    for (int64_t p = 0; p < k; p++) {
+      vec right[width];
+#pragma GCC unroll 4
+      for (int j = 0; j < width; j++) {
+        right[j] = load(b + j * ldb + p * kLanes);
+        if (rows > 1) hold_in_register(right[j]);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < rows; i++) {
+        const vec left = broadcast(a + i * lda + p);
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++)
+          at[i][j] = multiply_add(left, right[j], at[i][j]);
+      }
+    }
+  }
+};
+
+// The activation of the epilogue, if it is due, is no more than the limits in `finish`.
+template <int rows, int width>
+void multiply_tile(int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                   int64_t ldc, const Epilogue& e, const Finish& finish) {
+  Sums<rows, width> sums(k, a, lda, b, ldb);
+  const auto each = [&](const auto& change) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+      for (int j = 0; j < width; j++) sums.at[i][j] = change(sums.at[i][j], i, j * kLanes);
+  };
+  if (finish.accumulate)
+    each([&](vec v, int i, int j) { return v + load(c + i * ldc + j); });
+  if (finish.last) {
+    if (e.bias) each([&](vec v, int, int j) { return v + load(e.bias + j); });
+    if (e.before) each([&](vec v, int i, int j) { return v + load(e.before + i * e.ld_before + j); });
+    const vec low = splat(finish.low), high = splat(finish.high);
+    each([&](vec v, int, int) { return clamp(v, low, high); });
+    if (e.times) each([&](vec v, int i, int j) { return v * load(e.times + i * e.ld_times + j); });
+    if (e.after) each([&](vec v, int i, int j) { return v + load(e.after + i * e.ld_after + j); });
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < width; j++) store(c + i * ldc + j * kLanes, sums.at[i][j]);
+}
+
+using Tile = void (*)(int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                      int64_t ldc, const Epilogue& e, const Finish& finish);
+
+template <int width, int... rows_less_one>
+static inline Tile tile_of_width(int rows, std::integer_sequence<int, rows_less_one...>) {
+  static constexpr Tile tiles[] = {multiply_tile<rows_less_one + 1, width>...};
+  return tiles[rows - 1];
+}
+
+static inline Tile tile_of(int rows, int width) {
+  switch (width) {
+    case 1:
+      return tile_of_width<1>(rows, std::make_integer_sequence<int, kTileRows[1]>());
+    case 2:
+      return tile_of_width<2>(rows, std::make_integer_sequence<int, kTileRows[2]>());
+#if defined(__AVX2__) || defined(__aarch64__)
+    case 3:
+      return tile_of_width<3>(rows, std::make_integer_sequence<int, kTileRows[3]>());
+#endif
+    default:
+      return tile_of_width<kTileWidth>(rows,
+                                       std::make_integer_sequence<int, kTileRows[kTileWidth]>());
+  }
+}
+
+}  // namespace kd

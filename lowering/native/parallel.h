@@ -1,0 +1,66 @@
+// Threads and their scratch memory.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace kd {
+
+// body(thread, team) on each thread of a team. The team may be smaller than asked for.
+template <class Body>
+static inline void in_parallel(int threads, const Body& body) {
+#if defined(_OPENMP)
+  if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+    body(omp_get_thread_num(), omp_get_num_threads());
+    return;
+  }
+#endif
+  body(0, 1);
+}
+
+// As many of `threads` as have something to do that outweighs waking them.
+static inline int useful_threads(int threads, double work, double work_per_thread) {
+  const double useful = work / work_per_thread;
+  return useful >= threads ? threads : useful > 1 ? static_cast<int>(useful) : 1;
+}
+
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+// The index-th of `parts` almost equal parts of 0..size-1.
+static inline Range part_of(int64_t size, int64_t index, int64_t parts) {
+  return {size * index / parts, size * (index + 1) / parts};
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Floats of this thread's own, at least `size`, aligned to a cache line, kept between calls. Each
+// slot is one buffer, so that nested users do not meet.
+template <int slot>
+static inline float* scratch(int64_t size) {
+  struct Owned {
+    float* data = nullptr;
+    int64_t size = 0;
+    ~Owned() { std::free(data); }
+  };
+  static thread_local Owned owned;
+  if (owned.size < size) {
+    std::free(owned.data);
+    owned.data = nullptr;
+    owned.size = 0;
+    const size_t bytes = (static_cast<size_t>(size) * sizeof(float) + 4095) / 4096 * 4096;
+    owned.data = static_cast<float*>(std::aligned_alloc(4096, bytes));
+    if (owned.data == nullptr) throw std::bad_alloc();
+    owned.size = static_cast<int64_t>(bytes / sizeof(float));
+  }
+  return owned.data;
+}
+
+}  // namespace kd
