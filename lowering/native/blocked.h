@@ -100,35 +100,34 @@ static inline int threads_over_columns(int64_t m, int64_t n, int team) {
   return best;
 }
 
+// One thread's share of a product.
 template <class Rows, class Columns>
-void multiply(int64_t m, int64_t n, int64_t k, const Rows& a, const Columns& b, float* c,
-              int64_t ldc, const Epilogue& e, int threads) {
-  if (m == 0 || n == 0) return;
-  threads = useful_threads(threads, static_cast<double>(m) * n * k, 1e5);
-  const int64_t blocks = std::max<int64_t>(ceil_div(k, kDepth), 1);
+void multiply_share(int thread, int team, int64_t m, int64_t n, int64_t k, const Rows& a,
+                    const Columns& b, float* c, int64_t ldc, const Epilogue& e) {
+  const int across = threads_over_columns(m, n, team), down = team / across;
+  const Range rows = part_of(m, thread / across, down);
+  const Range panels = part_of(panels_of(n), thread % across, across);
+  const int64_t column = panels.begin * kLanes;
+  const int64_t columns = std::min(panels.end * kLanes, n) - column;
+  if (rows.size() == 0 || columns <= 0) return;
   const Limits limits(e);
-  in_parallel(threads, [&](int thread, int team) {
-    const int across = threads_over_columns(m, n, team), down = team / across;
-    const Range rows = part_of(m, thread / across, down);
-    const Range panels = part_of(panels_of(n), thread % across, across);
-    const int64_t column = panels.begin * kLanes;
-    const int64_t columns = std::min(panels.end * kLanes, n) - column;
-    if (rows.size() == 0 || columns <= 0) return;
-    float* buffer = scratch<0>(kRowsBuffer);
-    const int64_t parts = ceil_div(rows.size(), kBlockRows);
-    for (int64_t part = 0; part < parts; part++) {
-      const Range some = part_of(rows.size(), part, parts);
-      const int64_t row = rows.begin + some.begin;
-      for (int64_t block = 0; block < blocks; block++) {
-        const Range deep = part_of(k, block, blocks);
-        const Block left = a.block(row, some.size(), deep.begin, deep.size(), buffer);
-        const Block right = b.block(panels.begin, panels.size(), deep.begin, deep.size(), nullptr);
-        const Finish finish{block > 0, block == blocks - 1, limits.low, limits.high};
-        multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
-                        e.at(row, column), finish);
-      }
+  float* buffer = scratch<0>(kRowsBuffer);
+  const int64_t blocks = std::max<int64_t>(ceil_div(k, kDepth), 1);
+  const int64_t parts = ceil_div(rows.size(), kBlockRows);
+  for (int64_t part = 0; part < parts; part++) {
+    const Range some = part_of(rows.size(), part, parts);
+    const int64_t row = rows.begin + some.begin;
+    for (int64_t block = 0; block < blocks; block++) {
+      const Range deep = part_of(k, block, blocks);
+      const Block left = a.block(row, some.size(), deep.begin, deep.size(), buffer);
+      const Block right = b.block(panels.begin, panels.size(), deep.begin, deep.size(), nullptr);
+      const Finish finish{block > 0, block == blocks - 1, limits.low, limits.high};
+      multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
+                      e.at(row, column), finish);
     }
-  });
+  }
 }
+
+constexpr double kWorkPerThread = 1e5;  // multiplications that outweigh waking a thread
 
 }  // namespace kd

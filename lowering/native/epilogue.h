@@ -1,4 +1,4 @@
-// What happens to a product before it is stored: bias, an addend, an activation, a factor, an addend.
+// What happens to a product before it is stored: bias, addend, activation, factor, addend.
 #pragma once
 
 #include <limits>

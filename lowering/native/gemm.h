@@ -32,7 +32,12 @@ struct PackedColumns {
 static inline void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const float* packed_b, float* c, int64_t ldc, const Epilogue& e,
                         int threads) {
-  multiply(m, n, k, MatrixRows{a, lda}, PackedColumns{packed_b, k}, c, ldc, e, threads);
+  if (m == 0 || n == 0) return;
+  threads = useful_threads(threads, static_cast<double>(m) * n * k, kWorkPerThread);
+  in_parallel(threads, [&](int thread, int team) {
+    multiply_share(thread, team, m, n, k, MatrixRows{a, lda}, PackedColumns{packed_b, k}, c, ldc,
+                   e);
+  });
 }
 
 }  // namespace kd

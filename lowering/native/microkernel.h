@@ -105,7 +105,8 @@ void multiply_tile(int64_t k, const float* a, int64_t lda, const float* b, int64
     each([&](vec v, int i, int j) { return v + load(c + i * ldc + j); });
   if (finish.last) {
     if (e.bias) each([&](vec v, int, int j) { return v + load(e.bias + j); });
-    if (e.before) each([&](vec v, int i, int j) { return v + load(e.before + i * e.ld_before + j); });
+    if (e.before)
+      each([&](vec v, int i, int j) { return v + load(e.before + i * e.ld_before + j); });
     const vec low = splat(finish.low), high = splat(finish.high);
     each([&](vec v, int, int) { return clamp(v, low, high); });
     if (e.times) each([&](vec v, int i, int j) { return v * load(e.times + i * e.ld_times + j); });

@@ -1,0 +1,58 @@
+// Convolutions of images whose channels are innermost, with fused epilogues.
+#pragma once
+
+#include "depthwise.h"
+#include "gemm.h"
+#include "image_rows.h"
+
+namespace kd {
+
+static inline int64_t conv_packed_size(const ConvShape& s) {
+  if (s.depthwise()) return depthwise_packed_size(s);
+  return s.groups * packed_size(s.depth(), s.group_outputs());
+}
+
+// w: [co][ci / groups][kh][kw]; scale: one factor for each output channel, or nullptr.
+static inline void conv_pack(float* packed, const float* w, const float* scale,
+                             const ConvShape& s, int threads) {
+  if (s.depthwise()) return depthwise_pack(packed, w, scale, s);
+  const int64_t taps = s.kh * s.kw, inputs = s.group_inputs(), outputs = s.group_outputs();
+  const int64_t panels = panels_of(outputs), depth = s.depth();
+  in_parallel(threads, [&](int thread, int team) {
+    const Range mine = part_of(s.groups * panels, thread, team);
+    for (int64_t at = mine.begin; at < mine.end; at++) {
+      const int64_t panel = at % panels, first = at / panels * outputs + panel * kLanes;
+      const int columns = columns_of_panel(outputs, panel);
+      float* to = packed + at * kLanes * depth;
+      for (int64_t tap = 0; tap < taps; tap++)
+        pack_panel(to + tap * inputs * kLanes, w + first * depth + tap, inputs, columns, taps,
+                   depth);
+      if (scale == nullptr) continue;
+      for (int64_t k = 0; k < depth; k++)
+        for (int j = 0; j < columns; j++) to[k * kLanes + j] *= scale[first + j];
+    }
+  });
+}
+
+// The rows of the epilogue's operands are output pixels, their columns output channels.
+static inline void conv(const ConvShape& s, const float* x, const float* packed, float* y,
+                        const Epilogue& e, int threads) {
+  if (s.depthwise()) return depthwise(s, x, packed, y, e, threads);
+  const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
+  if (m == 0 || n == 0) return;
+  threads = useful_threads(threads, static_cast<double>(m) * n * k * s.groups, kWorkPerThread);
+  in_parallel(threads, [&](int thread, int team) {
+    for (int64_t g = 0; g < s.groups; g++) {
+      const PackedColumns columns{packed + g * packed_size(k, n), k};
+      const Epilogue part = e.at(0, g * n);
+      float* to = y + g * n;
+      if (s.pointwise())
+        multiply_share(thread, team, m, n, k, MatrixRows{x + g * k, s.ci}, columns, to, s.co,
+                       part);
+      else
+        multiply_share(thread, team, m, n, k, ImageRows(s, x, g), columns, to, s.co, part);
+    }
+  });
+}
+
+}  // namespace kd

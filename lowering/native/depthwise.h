@@ -1,0 +1,214 @@
+// Convolutions of each channel with a kernel of its own; channels are the lanes.
+#pragma once
+
+#include "blocked.h"
+#include "conv_shape.h"
+
+namespace kd {
+
+// Vectors of channels. The last one ends with the last channel, overlapping the one before it, so
+// that no vector is cut off unless it is the only one.
+static inline int64_t first_channel(int64_t channels, int64_t vector) {
+  return std::max<int64_t>(std::min(vector * kLanes, channels - kLanes), 0);
+}
+
+static inline int64_t depthwise_packed_size(const ConvShape& s) {
+  return packed_size(s.kh * s.kw, s.ci);
+}
+
+// To [vector][tap][lane].
+static inline void depthwise_pack(float* packed, const float* w, const float* scale,
+                                  const ConvShape& s) {
+  const int64_t taps = s.kh * s.kw;
+  for (int64_t v = 0; v < panels_of(s.ci); v++) {
+    const int64_t first = first_channel(s.ci, v);
+    for (int64_t tap = 0; tap < taps; tap++) {
+      for (int lane = 0; lane < kLanes; lane++) {
+        const int64_t c = first + lane;
+        const float factor = scale != nullptr && c < s.ci ? scale[c] : 1.0f;
+        packed[(v * taps + tap) * kLanes + lane] = c < s.ci ? w[c * taps + tap] * factor : 0.0f;
+      }
+    }
+  }
+}
+
+// Neighbouring output pixels that need the same taps.
+struct DepthwiseSpan {
+  const ConvShape* shape;
+  const float* x;       // the first tap's input for the first pixel and channel
+  const float* packed;  // the first tap's weights for the first channel
+  float* y;
+  int64_t rows, columns;  // taps
+  Range vectors;
+  const float* bias;
+  float low, high;
+};
+
+template <class Sums>
+static inline void store_depthwise(const DepthwiseSpan& span, int64_t c, int pixels,
+                                   const Sums& sums) {
+  const vec low = splat(span.low), high = splat(span.high);
+  const vec bias = span.bias ? load(span.bias + c) : vec{};
+#pragma GCC unroll 8
+  for (int t = 0; t < pixels; t++)
+    store(span.y + t * span.shape->co + c, clamp(sums[t] + bias, low, high));
+}
+
+// kw taps in each row, neighbours: an input is loaded once for all the pixels that need it.
+template <int pixels, int kw, int stride>
+void depthwise_tile(const DepthwiseSpan& span) {
+  const ConvShape& s = *span.shape;
+  const int64_t line = s.dh * s.w * s.ci;
+  for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
+    const int64_t c = first_channel(s.ci, v);
+    vec sums[pixels] = {};
+    for (int64_t r = 0; r < span.rows; r++) {
+      const float* x = span.x + r * line + c;
+      const float* w = span.packed + (v * s.kh + r) * kw * kLanes;
+#pragma GCC unroll 32
+      for (int i = 0; i < (pixels - 1) * stride + kw; i++) {
+        const vec input = load(x + i * s.ci);
+#pragma GCC unroll 8
+        for (int q = 0; q < kw; q++) {
+          const int t = (i - q) / stride;
+          if (i >= q && (i - q) % stride == 0 && t < pixels)
+            sums[t] = multiply_add(input, load(w + q * kLanes), sums[t]);
+        }
+      }
+    }
+    store_depthwise(span, c, pixels, sums);
+  }
+}
+
+// Any kernel, and any part of it where the image ends.
+template <int pixels>
+void depthwise_tile_of_any_kernel(const DepthwiseSpan& span) {
+  const ConvShape& s = *span.shape;
+  const int64_t line = s.dh * s.w * s.ci, tap = s.dw * s.ci, step = s.sw * s.ci;
+  for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
+    const int64_t c = first_channel(s.ci, v);
+    vec sums[pixels] = {};
+    for (int64_t r = 0; r < span.rows; r++) {
+      for (int64_t q = 0; q < span.columns; q++) {
+        const float* x = span.x + r * line + q * tap + c;
+        const vec w = load(span.packed + ((v * s.kh + r) * s.kw + q) * kLanes);
+#pragma GCC unroll 8
+        for (int t = 0; t < pixels; t++) sums[t] = multiply_add(load(x + t * step), w, sums[t]);
+      }
+    }
+    store_depthwise(span, c, pixels, sums);
+  }
+}
+
+// The only vector, if it is cut off.
+static inline void depthwise_of_few_channels(const DepthwiseSpan& span) {
+  const ConvShape& s = *span.shape;
+  const int count = static_cast<int>(s.ci);
+  vec sum{};
+  for (int64_t r = 0; r < span.rows; r++) {
+    for (int64_t q = 0; q < span.columns; q++) {
+      const float* x = span.x + (r * s.dh * s.w + q * s.dw) * s.ci;
+      sum = multiply_add(load_first(x, count), load(span.packed + (r * s.kw + q) * kLanes), sum);
+    }
+  }
+  if (span.bias) sum += load_first(span.bias, count);
+  store_first(span.y, clamp(sum, splat(span.low), splat(span.high)), count);
+}
+
+using DepthwiseTile = void (*)(const DepthwiseSpan&);
+constexpr int kMostPixels = 8;
+
+template <int... pixels_less_one>
+static inline DepthwiseTile depthwise_tile_of(const ConvShape& s, int pixels,
+                                              std::integer_sequence<int, pixels_less_one...>) {
+  static constexpr DepthwiseTile tiles[][kMostPixels] = {
+      {depthwise_tile_of_any_kernel<pixels_less_one + 1>...},
+      {depthwise_tile<pixels_less_one + 1, 3, 1>...},
+      {depthwise_tile<pixels_less_one + 1, 3, 2>...},
+      {depthwise_tile<pixels_less_one + 1, 5, 1>...},
+      {depthwise_tile<pixels_less_one + 1, 5, 2>...},
+      {depthwise_tile<pixels_less_one + 1, 7, 1>...}};
+  int kind = 0;
+  if (s.dw == 1 && s.kw == 3 && s.sw <= 2) kind = static_cast<int>(s.sw);
+  if (s.dw == 1 && s.kw == 5 && s.sw <= 2) kind = 2 + static_cast<int>(s.sw);
+  if (s.dw == 1 && s.kw == 7 && s.sw == 1) kind = 5;
+  return tiles[kind][pixels - 1];
+}
+
+// The taps of one axis that lie within the image, for the output at `at`.
+static inline Range taps_inside(int64_t at, int64_t taps, int64_t stride, int64_t padding,
+                                int64_t dilation, int64_t size) {
+  const int64_t origin = at * stride - padding;
+  const int64_t begin = origin < 0 ? std::min(ceil_div(-origin, dilation), taps) : 0;
+  const int64_t end = origin < size ? std::min(ceil_div(size - origin, dilation), taps) : 0;
+  return {begin, std::max(begin, end)};
+}
+
+// One line of output pixels, some of its channels.
+static inline void depthwise_line(const ConvShape& s, const float* x, const float* packed, float* y,
+                                  const Epilogue& e, int64_t line, Range vectors) {
+  const int64_t oy = line % s.oh, image = line / s.oh;
+  const Range rows = taps_inside(oy, s.kh, s.sh, s.ph, s.dh, s.h);
+  const Limits limits(e);
+  const bool in_registers = limits.enough && !e.before && !e.times && !e.after;
+  const Limits none{Epilogue{}};
+  DepthwiseSpan span{};
+  span.shape = &s;
+  span.rows = rows.size();
+  span.vectors = vectors;
+  span.bias = in_registers ? e.bias : nullptr;
+  span.low = in_registers ? limits.low : none.low;
+  span.high = in_registers ? limits.high : none.high;
+  const float* input = x + (image * s.h + oy * s.sh - s.ph + rows.begin * s.dh) * s.w * s.ci;
+  const auto whole = [&](int64_t ox) {
+    return ox < s.ow && taps_inside(ox, s.kw, s.sw, s.pw, s.dw, s.w).size() == s.kw;
+  };
+  for (int64_t ox = 0; ox < s.ow;) {
+    const Range columns = taps_inside(ox, s.kw, s.sw, s.pw, s.dw, s.w);
+    int64_t end = ox;
+    while (whole(end) && s.ci >= kLanes) end++;
+    end = std::max(end, ox + 1);
+    const int64_t tiles = ceil_div(end - ox, kMostPixels);
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      const Range some = part_of(end - ox, tile, tiles);
+      const int pixels = static_cast<int>(some.size());
+      const int64_t pixel = ox + some.begin, row = line * s.ow + pixel;
+      span.columns = columns.size();
+      span.x = input + (pixel * s.sw - s.pw + columns.begin * s.dw) * s.ci;
+      span.packed = packed + (rows.begin * s.kw + columns.begin) * kLanes;
+      span.y = y + row * s.co;
+      if (s.ci < kLanes)
+        depthwise_of_few_channels(span);
+      else if (columns.size() < s.kw)
+        depthwise_tile_of_any_kernel<1>(span);
+      else
+        depthwise_tile_of(s, pixels, std::make_integer_sequence<int, kMostPixels>())(span);
+      if (in_registers) continue;
+      const int64_t c = vectors.begin * kLanes, c_end = std::min(vectors.end * kLanes, s.ci);
+      finish_tile(span.y + c, s.co, pixels, static_cast<int>(c_end - c), span.y + c, s.co,
+                  e.at(row, c), Finish{false, true, 0, 0});
+    }
+    ox = end;
+  }
+}
+
+static inline void depthwise(const ConvShape& s, const float* x, const float* packed, float* y,
+                             const Epilogue& e, int threads) {
+  const int64_t lines = s.n * s.oh, vectors = panels_of(s.ci);
+  if (lines == 0) return;
+  const double work = static_cast<double>(s.pixels()) * s.ci * s.kh * s.kw;
+  threads = useful_threads(threads, work, kWorkPerThread);
+  in_parallel(threads, [&](int thread, int team) {
+    // Overlapping vectors must not be of different threads.
+    const bool over_channels = s.ci % kLanes == 0 && ceil_div(lines, team) * vectors >
+                                                         lines * ceil_div(vectors, team);
+    const Range some = part_of(over_channels ? vectors : lines, thread, team);
+    const Range channels = over_channels ? some : Range{0, vectors};
+    const Range mine = over_channels ? Range{0, lines} : some;
+    if (channels.size() == 0) return;
+    for (int64_t line = mine.begin; line < mine.end; line++)
+      depthwise_line(s, x, packed, y, e, line, channels);
+  });
+}
+
+}  // namespace kd
