@@ -1,0 +1,185 @@
+// From scores to weights, a block of keys at a time: what was summed so far is scaled down whenever
+// a greater score turns up.
+#pragma once
+
+#include <cmath>
+
+#include "attention_shape.h"
+#include "lanes.h"
+#include "partial.h"
+#include "vec_math.h"
+
+namespace kd {
+namespace attending {
+
+constexpr int kBlockKeys = 256;
+constexpr int kScoreStride = kBlockKeys + 16;  // no power of two, whose multiples share cache sets
+// The most rows whose scores are worked on at once.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRows = 12;
+#else
+constexpr int kRows = 6;
+#endif
+constexpr int kRowsInLanes = (kRows + kLanes - 1) / kLanes * kLanes;
+
+// Of some rows: the greatest score so far and, lane by lane, the sum of the weights relative to it.
+struct Softmax {
+  float* maximum;
+  float* sum;  // [row][kLanes]
+
+  static int64_t floats(int64_t rows) { return rows * (1 + kLanes) + 2 * kLanes; }
+
+  Softmax(float* memory, int64_t rows)
+      : maximum(memory), sum(memory + (rows + kLanes - 1) / kLanes * kLanes) {}
+
+  void start(int64_t rows) const {
+    for (int64_t r = 0; r < rows; r++) {
+      maximum[r] = -INFINITY;
+      store(sum + r * kLanes, vec{});
+    }
+  }
+  Softmax from(int64_t row) const {
+    Softmax later = *this;
+    later.maximum += row;
+    later.sum += row * kLanes;
+    return later;
+  }
+};
+
+static inline ivec lane_numbers() {
+  ivec v;
+  for (int i = 0; i < kLanes; i++) v[i] = i;
+  return v;
+}
+
+struct NoMask {
+  static constexpr bool changes = false;
+  vec operator()(vec scores, int) const { return scores; }
+  vec first(vec scores, int, int) const { return scores; }
+};
+
+struct AddedMask {
+  static constexpr bool changes = true;
+  const float* row;
+  vec operator()(vec scores, int j) const { return scores + load(row + j); }
+  vec first(vec scores, int j, int count) const { return scores + load_first(row + j, count); }
+};
+
+struct BoolMask {
+  static constexpr bool changes = true;
+  typedef uint8_t bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
+  const uint8_t* row;
+  static vec choose(bytes taken, vec scores) {
+    return __builtin_convertvector(taken, ivec) != 0 ? scores : splat(-INFINITY);
+  }
+  vec operator()(vec scores, int j) const {
+    return choose(*reinterpret_cast<const bytes*>(row + j), scores);
+  }
+  vec first(vec scores, int j, int count) const {
+    bytes taken{};
+    for (int i = 0; i < count; i++) taken[i] = row[j + i];
+    return choose(taken, scores);
+  }
+};
+
+// Masks a row of scores in place, hides those from `visible` on, and returns the greatest per lane.
+template <class Mask>
+static inline vec mask_and_find_maximum(float* scores, int visible, int width, const Mask& mask) {
+  const vec hidden = splat(-INFINITY);
+  vec greatest = hidden;
+  int j = 0;
+  for (; j + kLanes <= visible; j += kLanes) {
+    const vec s = mask(load(scores + j), j);
+    if (Mask::changes) store(scores + j, s);
+    greatest = greater_or_second(s, greatest);
+  }
+  if (j < visible) {
+    vec s = mask.first(load(scores + j), j, visible - j);
+    s = lane_numbers() < visible - j ? s : hidden;
+    store(scores + j, s);
+    greatest = greater_or_second(s, greatest);
+    j += kLanes;
+  }
+  for (; j < width; j += kLanes) store(scores + j, hidden);
+  return greatest;
+}
+
+// Replaces a row of scores by weights and returns their sum per lane.
+template <bool natural>
+static inline vec replace_by_weights(float* scores, int width, float maximum) {
+  vec sum{};
+  for (int j = 0; j < width; j += kLanes) {
+    vec below = load(scores + j) - splat(maximum);
+    if (natural) below = below * splat(kLog2E);
+    const vec weight = exp2_of_nonpositive(below);
+    store(scores + j, weight);
+    sum += weight;
+  }
+  return sum;
+}
+
+// The row's mask from the given key on, as `count` neighbours in memory.
+template <class Entry>
+static inline const Entry* mask_row(const Group& group, const Entry* mask, int64_t row, int64_t key,
+                                    int count, Entry* gathered) {
+  const Entry* from = mask + group.mask_offset(row, key);
+  if (group.shape.m_k == 1) return from;
+  for (int j = 0; j < count; j++) gathered[j] = from[j * group.shape.m_k];
+  return gathered;
+}
+
+// Turns the scores of `rows` rows for the keys from first_key on into weights; rescale[row] is what
+// earlier sums are to be multiplied by. `width` keys, rounded up to whole vectors, are written.
+static inline void weigh(const Group& group, int64_t first_row, int rows, int64_t first_key,
+                         int width, float* scores, const Softmax& softmax, float* rescale) {
+  const AttentionShape& shape = group.shape;
+  vec greatest[kRowsInLanes];
+  for (int r = rows; r < kRowsInLanes; r++) greatest[r] = splat(-INFINITY);
+  for (int r = 0; r < rows; r++) {
+    const int64_t row = first_row + r, seen = group.visible_keys(row) - first_key;
+    const int visible = seen < 0 ? 0 : seen < width ? static_cast<int>(seen) : width;
+    float* row_scores = scores + r * kScoreStride;
+    if (shape.mask) {
+      float gathered[kBlockKeys];
+      const AddedMask mask{mask_row(group, shape.mask, row, first_key, visible, gathered)};
+      greatest[r] = mask_and_find_maximum(row_scores, visible, width, mask);
+    } else if (shape.bool_mask) {
+      uint8_t gathered[kBlockKeys];
+      const BoolMask mask{mask_row(group, shape.bool_mask, row, first_key, visible, gathered)};
+      greatest[r] = mask_and_find_maximum(row_scores, visible, width, mask);
+    } else {
+      greatest[r] = mask_and_find_maximum(row_scores, visible, width, NoMask());
+    }
+  }
+  float subtracted[kRowsInLanes];
+  for (int r = 0; r < rows; r += kLanes) {
+    vec tile[kLanes];
+    for (int i = 0; i < kLanes; i++) tile[i] = greatest[r + i];
+    const int count = rows - r < kLanes ? rows - r : kLanes;
+    const vec before = load_first(softmax.maximum + r, count);
+    const vec now = greater_or_second(
+        reduce_lanes(tile, [](vec a, vec b) { return greater_or_second(a, b); }), before);
+    store_first(softmax.maximum + r, now, count);
+    // Where nothing was seen yet, anything finite keeps infinity minus infinity away.
+    const vec reference = now == splat(-INFINITY) ? vec{} : now;
+    store(subtracted + r, reference);
+    const vec below = before - reference;
+    store(rescale + r, exp2_of_nonpositive(shape.mask ? below * splat(kLog2E) : below));
+  }
+  for (int r = 0; r < rows; r++) {
+    float* row_scores = scores + r * kScoreStride;
+    const vec sum = shape.mask ? replace_by_weights<true>(row_scores, width, subtracted[r])
+                               : replace_by_weights<false>(row_scores, width, subtracted[r]);
+    float* total = softmax.sum + r * kLanes;
+    store(total, fma(load(total), splat(rescale[r]), sum));
+  }
+}
+
+// What sums of weighted values are to be divided by is returned inverted; zero where no key counted.
+static inline float inverse_sum(const float* sum) {
+  const float total = horizontal_sum(load(sum));
+  return total == 0.0f ? 0.0f : 1.0f / total;
+}
+
+}  // namespace attending
+}  // namespace kd
