@@ -20,9 +20,9 @@ import torch
 from kernel_dispatch import dynamo
 from kernel_dispatch.reporting import GraphReport, configured_otherwise, fell_back
 from kernel_dispatch.settings import in_context
-from lowering import observing
 from lowering.contract import Graph
 from lowering.errors import StrictModeError
+from lowering.observing import listened
 from lowering.reasons import Reason
 
 # The first call of a graph that writes into its inputs is rehearsed with copies of them, up to
@@ -68,7 +68,7 @@ class Guard:
             configured_otherwise(self._record, otherwise)
         before = None if self._rehearsed else self._remember(args)
         try:
-            result = self._listened(run, args) if self._listens else run(*args)
+            result = listened(self._record, run, args) if self._listens else run(*args)
         except Exception as error:
             if run is self._eager:
                 raise
@@ -76,14 +76,6 @@ class Guard:
         self._rehearsed = True
         self._record.ran(self._record.provider)
         return result
-
-    def _listened(self, run: Graph, args: Sequence[Any]) -> Any:
-        """Region kernels that run inside this call are counted for this graph."""
-        before, observing.current.listener = observing.current.listener, self._record
-        try:
-            return run(*args)
-        finally:
-            observing.current.listener = before
 
     def _remember(self, args: Sequence[Any]) -> _Before:
         """What the first call may change and a failure has to put back."""

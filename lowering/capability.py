@@ -36,6 +36,7 @@ class CapabilityRow:
     min_ops: int = 0  # graphs with fewer ops than this ...
     min_bytes: int = 0  # ... that also move fewer bytes than this are left alone
     min_flops: int = 0
+    shape_classes: frozenset[str] | None = None  # of a region's shapes; None: all of them
     why: str = ""  # the fact that the limits rest on
 
 
@@ -53,6 +54,7 @@ class Work:
     dynamic: bool = False
     mutation: bool = False
     subclasses: frozenset[str] = frozenset()
+    shape_class: str = ""  # of a region: what decides who is fast (one row or many, depthwise ...)
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ def _check_values(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[n
             f"{work.op_count} ops and {work.bytes_moved} bytes; {row.provider} starts to pay at "
             f"{row.min_ops} ops or {row.min_bytes} bytes",
         )
+    if row.shape_classes is not None and work.shape_class not in row.shape_classes:
+        no("shape-unsupported", f"{row.provider} is not used for {work.shape_class} {work.region}s")
     if work.flops < row.min_flops:
         no("too-small", f"{work.flops} FLOPs; {row.provider} starts to pay at {row.min_flops}")
 

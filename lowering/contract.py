@@ -16,6 +16,7 @@ from torch import fx
 from lowering.capability import CapabilityRow
 from lowering.errors import RegistrationError
 from lowering.levels import Level
+from lowering.regions.epilogue import NO_ABILITIES, Abilities, Epilogue
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Region:
     count: int
     place: str = ""
     detail: str = ""
+    recipes: tuple[str, ...] = ()  # what was done to its weights, once
+    packed_bytes: int = 0  # what the weights' other form costs, beside the originals
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Request:
     level: Level
     training: bool
     region_rows: tuple[CapabilityRow, ...] = ()
+    # (region, dtype, shape class) -> providers, fastest first, where the machine was measured
+    ranking: Mapping[tuple[str, str, str], tuple[str, ...]] = field(default_factory=dict)
     mode: str | None = None
     threads: int | None = None
     target_config: Mapping[str, Any] = field(default_factory=dict)  # Target.inductor_config
@@ -87,14 +92,26 @@ class CompileFn(Protocol):
 
 
 @dataclass(frozen=True)
+class RegionMaker:
+    """How a provider computes one kind of region: the node that stands for a match."""
+
+    # (graph, match, what was absorbed behind it) -> the node whose value replaces the region's
+    emit: Callable[[fx.Graph, Any, Epilogue], fx.Node]
+    abilities: Abilities = NO_ABILITIES
+    refuses: Callable[[Any], str] = lambda match: ""  # what a row cannot say; empty: takes it
+
+
+@dataclass(frozen=True)
 class Provider:
-    """Who computes: a probe that imports and tries, and for whole graphs a compile function."""
+    """Who computes: a probe that imports and tries; a compile function for whole graphs, and what
+    it makes of regions."""
 
     name: str
     summary: str
     probe: Callable[[], Probe]
     compile: CompileFn | None = None
     requires: tuple[str, ...] = ()
+    regions: Mapping[str, RegionMaker] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import operator
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import fx
 
@@ -69,3 +72,28 @@ def first_place(module: fx.GraphModule) -> str:
         if node.op not in ("placeholder", "output") and (found := place(node)):
             return found
     return ""
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Equal whatever the dynamic sizes turn out to be; asks without adding a guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return len(one) == len(other) and all(
+        statically_known_true(a == b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def hint(size: Any) -> int:
+    """A size, or what a dynamic size was when the graph was traced."""
+    if isinstance(size, int):
+        return size
+    known = getattr(getattr(size, "node", None), "hint", None)
+    return known if isinstance(known, int) else 1
+
+
+def only_first_output(node: fx.Node) -> fx.Node | None:
+    """The first of several outputs, where nothing else is used of them."""
+    used = [user for user in node.users if user.users]
+    if len(used) != 1 or used[0].target is not operator.getitem or used[0].args[1] != 0:
+        return None
+    return used[0]

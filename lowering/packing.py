@@ -1,10 +1,12 @@
-"""Weights in the form that a library wants, made once and made again when the weight changed.
+"""Weights in the form that a library wants, made once and made again when one of them changed.
 
-The packed form is keyed by the weight itself and checked on each use against its version counter
-and its storage, so `load_state_dict`, an optimizer step and `weight.data = other` all show in the
-next output. Writes through `weight.data.mul_(2)` or a detached alias move neither; a sample of the
-weight's words, spread over all of it, is compared as well, which catches whole-tensor writes (not
-a write to a few single elements). The check costs about two microseconds.
+A packed form is keyed by the weight itself and checked on each use, with everything else that went
+into it (bias, BatchNorm), against version counters and storage: so `load_state_dict`, an optimizer
+step and `weight.data = other` all show in the next output. Writes through `weight.data.mul_(2)` or
+a detached alias move neither; a sample of the words, spread over the tensor, is compared as well,
+which catches whole-tensor writes (not a write to a few single elements).
+
+This is for libraries that are called from Python; `native/weights.h` does the same for ours.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,67 +25,89 @@ _all: weakref.WeakSet[PackedWeights] = weakref.WeakSet()
 
 def forget() -> None:
     """Drop every packed form; each is made again when it is needed."""
+    from lowering.native import library
+
+    library.forget()
     for weights in list(_all):
         weights.clear()
-
-
-@dataclass(frozen=True)
-class _Entry:
-    weight: weakref.ref[torch.Tensor]
-    version: int
-    pointer: int
-    sample: memoryview  # looks into the weight's own memory: only read while `pointer` is current
-    sampled: bytes
-    packed: torch.Tensor
 
 
 _SAMPLES = 16
 
 
-def _sample(weight: torch.Tensor) -> memoryview:
-    """A view of single words, evenly spread over the memory that the weight covers."""
-    span = 1 + sum((n - 1) * s for n, s in zip(weight.shape, weight.stride(), strict=True))
-    words = span * weight.element_size() // 4
-    memory = (ctypes.c_uint32 * words).from_address(weight.data_ptr())
+class _Source:
+    """One tensor that went into a packed form, as it was then."""
+
+    __slots__ = ("pointer", "sample", "sampled", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, gone: Callable[[Any], None]) -> None:
+        self.tensor = weakref.ref(tensor, gone)
+        self.version = tensor._version
+        self.pointer = tensor.data_ptr()
+        self.sample = _sample(tensor)  # looks into its memory: only read while `pointer` is current
+        self.sampled = self.sample.tobytes()
+
+    def unchanged(self, tensor: torch.Tensor) -> bool:
+        return (
+            self.tensor() is tensor
+            and self.version == tensor._version
+            and self.pointer == tensor.data_ptr()
+            and self.sample.tobytes() == self.sampled
+        )
+
+
+def _sample(tensor: torch.Tensor) -> memoryview:
+    """A view of single words, evenly spread over the memory that the tensor covers."""
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    words = span * tensor.element_size() // 4 if tensor.numel() else 0
+    memory = (ctypes.c_uint32 * words).from_address(tensor.data_ptr())
     # An odd step, so that the samples do not all fall into one column.
     return memoryview(memory).cast("B").cast("I")[:: max(1, words // _SAMPLES) | 1]
 
 
-class PackedWeights:
-    """weight -> packed form, for one library."""
+@dataclass(frozen=True)
+class _Entry:
+    sources: tuple[_Source, ...]
+    packed: Any
 
-    def __init__(self, pack: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._pack = pack
-        self._entries: dict[int, _Entry] = {}
+
+class PackedWeights:
+    """(weight, what was done to it) -> packed form, for one library."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[int, Hashable], _Entry] = {}
         self._lock = threading.Lock()
         _all.add(self)
         self.packed = 0  # how often a weight was packed, for tests and reports
 
-    def get(self, weight: torch.Tensor) -> torch.Tensor:
-        if weight.is_inference():  # no version counter: a change in place could not be seen
-            return weight
-        found = self._entries.get(id(weight))
+    def get(
+        self, tensors: tuple[torch.Tensor, ...], recipe: Hashable, make: Callable[[], Any]
+    ) -> Any:
+        """The packed form of `tensors[0]`, which `make` builds from all of them."""
+        key = (id(tensors[0]), recipe)
+        found = self._entries.get(key)
         if (
             found is not None
-            and found.weight() is weight
-            and found.version == weight._version
-            and found.pointer == weight.data_ptr()
-            and found.sample.tobytes() == found.sampled
+            and len(found.sources) == len(tensors)
+            and all(map(_Source.unchanged, found.sources, tensors))
         ):
             return found.packed
-        return self._make(weight)
+        if any(tensor.is_inference() for tensor in tensors):
+            return make()  # no version counter: a change in place could not be seen
+        return self._make(key, tensors, make)
 
-    def _make(self, weight: torch.Tensor) -> torch.Tensor:
-        key = id(weight)
-        sample = _sample(weight)
-        entry = _Entry(
-            weight=weakref.ref(weight, lambda _: self._entries.pop(key, None)),
-            version=weight._version,
-            pointer=weight.data_ptr(),
-            sample=sample,
-            sampled=sample.tobytes(),
-            packed=self._pack(weight.detach()),
-        )
+    def _make(
+        self,
+        key: tuple[int, Hashable],
+        tensors: tuple[torch.Tensor, ...],
+        make: Callable[[], Any],
+    ) -> Any:
+
+        def gone(_: Any) -> None:
+            self._entries.pop(key, None)
+
+        sources = tuple(_Source(tensor, gone) for tensor in tensors)
+        entry = _Entry(sources, make())
         with self._lock:
             self.packed += 1
             self._entries[key] = entry

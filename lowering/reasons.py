@@ -25,6 +25,7 @@ CODES: dict[str, str] = {
     "mutation-unsupported": "The graph writes into its inputs, which this row or move excludes.",
     "subclass-unsupported": "The row does not take tensor subclasses.",
     "arch-unsupported": "The row needs an instruction set or architecture that is not here.",
+    "shape-unsupported": "The row does not take regions of this shape; another row is faster.",
     "too-small": "The graph is so small that a compiled call costs more than it saves.",
     "lower-priority": "Another provider that also takes it comes first.",
     "compile-failed": "The lowering raised while compiling; the next provider took over.",

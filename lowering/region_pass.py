@@ -1,39 +1,143 @@
-"""The pass that hands regions of an ATen graph to their providers, for eager and for Inductor."""
+"""Hands regions of an ATen graph to their providers: the same for eager (O1) and Inductor (O2)."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection
-from dataclasses import astuple
+from collections.abc import Collection, Iterable
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowering.capability import Situation
-from lowering.contract import Compiled, Region, Request
-from lowering.regions import linear
+from lowering import outputs, providers
+from lowering.capability import CapabilityRow, Situation, Work, check
+from lowering.contract import Region, RegionMaker, Request
+from lowering.graphs import place
+from lowering.regions import attention, convolution, epilogue, linear, weights
 
-_REGIONS = (linear,)
+# Convolutions first: an addend that both could absorb is larger there.
+_REGIONS = {"convolution": convolution, "linear": linear, "attention": attention}
 
 
-def lower(graph: fx.Graph, request: Request) -> list[Region]:
-    """Run every region's matcher over the graph; returns what was taken and by whom."""
-    stays = static_inputs(graph)
-    taken = []
-    for region in _REGIONS:
-        name = region.__name__.rpartition(".")[2]
+def lower(graph: fx.Graph, request: Request, stays: Collection[str]) -> list[Region]:
+    """Replace every region that a row takes; returns what was taken and by whom."""
+    taken: dict[tuple[str, str], Region] = {}
+    for name, region in _REGIONS.items():
         rows = [row for row in request.region_rows if row.region == name]
-        if rows:
-            taken += region.lower(graph, rows, _situation(request), stays)
-    return taken
+        for match in region.find(graph, weights.Stays(stays)) if rows else ():
+            chosen = _choose(match, rows, request)
+            if chosen is not None:
+                _replace(graph, match, *chosen, taken)
+    if taken:
+        graph.eliminate_dead_code()
+    return list(taken.values())
+
+
+def _choose(
+    match: Any, rows: Iterable[CapabilityRow], request: Request
+) -> tuple[str, RegionMaker] | None:
+    """The first provider that takes this match, the fastest of the machine's profile first."""
+    work, situation = match.work(), _situation(request)
+    for row in in_order(rows, work, request):
+        maker = providers.get(row.provider).regions[row.region]
+        if not check(row, work, situation) and not maker.refuses(match):
+            return row.provider, maker
+    return None
+
+
+def in_order(rows: Iterable[CapabilityRow], work: Work, request: Request) -> list[CapabilityRow]:
+    """By measured rate where the machine was measured, else by the rows' own priority."""
+    (dtype,) = work.dtypes
+    ranked = request.ranking.get((work.region, dtype, work.shape_class), ())
+    position = {name: index for index, name in enumerate(ranked)}
+    return sorted(rows, key=lambda row: (position.get(row.provider, len(position)), -row.priority))
 
 
 def _situation(request: Request) -> Situation:
     """Machine and wish were asked when the rows were chosen; here only the work is in question."""
     features = frozenset(name for row in request.region_rows for name in row.features)
     return Situation(level=request.level, features=features)
+
+
+def _replace(
+    graph: fx.Graph,
+    match: Any,
+    provider: str,
+    maker: RegionMaker,
+    taken: dict[tuple[str, str], Region],
+) -> None:
+    absorbed = epilogue.absorb(match.node, maker.abilities)
+    last = absorbed.last
+    with graph.inserting_before(last):
+        new = maker.emit(graph, match, absorbed)
+    new.meta = {key: value for key, value in last.meta.items() if key != "eager_input_vals"}
+    last.replace_all_uses_with(new)
+    _erase(graph, last)
+    region = taken.get((match.work().region, provider))
+    if region is None:
+        region = Region(match.work().region, provider, 0, place(match.node))
+        taken[region.name, provider] = region
+    region.count += 1
+    region.packed_bytes += _packed_bytes(match)
+    region.recipes = tuple(sorted({*region.recipes, *_recipes(match)}))
+    region.detail = _with(region.detail, absorbed.steps)
+
+
+def _erase(graph: fx.Graph, last: fx.Node) -> None:
+    """What has become dead behind a region must not count as a user of the next one's nodes."""
+    dead = [last]
+    while dead:
+        node = dead.pop()
+        if not node.users and node.op == "call_function":
+            inputs = list(node.all_input_nodes)
+            graph.erase_node(node)
+            dead += inputs
+
+
+def _packed_bytes(match: Any) -> int:
+    counted = getattr(match, "packed_bytes", None)
+    return counted(match.dtype.itemsize) if counted is not None else 0
+
+
+def _recipes(match: Any) -> list[str]:
+    """What is done to the weights of a match, in the words of the documentation."""
+    if not hasattr(match, "weight"):
+        return []
+    found = ["prepack"]
+    if getattr(match, "norm", None) is not None:
+        found.append("fold-batch-norm")
+    if match.casts_weight:
+        found.append("cast-weight")
+    return found
+
+
+def _with(detail: str, steps: list[str]) -> str:
+    """The kinds of epilogue that were absorbed, each named once."""
+    known = [part for part in detail.removeprefix("with ").split(", ") if part]
+    joined = "+".join(steps)
+    if joined and joined not in known:
+        known.append(joined)
+    return "with " + ", ".join(known) if known else ""
+
+
+def uuid(request: Request) -> str:
+    """Changes with the source of the pass and with the rows, so that no cached graph goes stale."""
+    makers = [providers.get(row.provider) for row in request.region_rows]
+    modules = {inspect.getmodule(maker.probe) for maker in makers} - {None}
+    files = list(_REGIONS.values())
+    sources = sorted(
+        inspect.getsource(module)
+        for module in {*modules, *files, epilogue, weights, inspect.getmodule(lower)}
+        if module is not None
+    )
+    rows = [
+        [sorted(value) if isinstance(value, frozenset) else value for value in astuple(row)]
+        for row in request.region_rows
+    ]  # sets print in another order in every process
+    ranking = sorted((key, tuple(value)) for key, value in request.ranking.items())
+    return hashlib.sha256(repr((sources, rows, ranking)).encode()).hexdigest()
 
 
 def static_inputs(graph: fx.Graph) -> Collection[str]:
@@ -45,43 +149,23 @@ def static_inputs(graph: fx.Graph) -> Collection[str]:
     return {node.name for index, node in enumerate(placeholders) if index in positions}
 
 
-def uuid(request: Request) -> str:
-    """Changes with the source of the pass and with the rows, so that no cached graph goes stale."""
-    sources = [inspect.getsource(module) for module in _REGIONS]
-    rows = [
-        [sorted(value) if isinstance(value, frozenset) else value for value in astuple(row)]
-        for row in request.region_rows
-    ]  # sets print in another order in every process
-    return hashlib.sha256(repr((sources, rows)).encode()).hexdigest()
+# --- around `lower`: what has to be true of the graph before and after it -------------------------
 
 
-def inductor_pass(request: Request, taken: list[Region]) -> Any:
-    """The same pass in the form in which Inductor calls it and hashes it."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    class RegionPass(CustomGraphPass):
-        def __call__(self, graph: fx.Graph) -> None:
-            taken.extend(lower(graph, request))
-
-        def uuid(self) -> str:
-            return uuid(request)
-
-    return RegionPass()
+def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
+    """`lower` an inference graph; its outputs lie in memory as they would have without it."""
+    graph = module.graph
+    strides = outputs.strides(graph)
+    taken = lower(graph, _without_layouts(request, graph), static_inputs(graph))
+    if any(region.name == "convolution" for region in taken):
+        outputs.allow_other_strides(module)
+        outputs.restore(graph, strides)
+    return taken
 
 
-def run_with_library_calls(request: Request) -> Compiled:
-    """The ATen graph, op by op, with regions computed by their providers: needs no compiler."""
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch._aot_autograd.utils import make_boxed_func
-
-    taken: list[Region] = []
-
-    def compile_forward(graph: fx.GraphModule, inputs: Any) -> Any:
-        taken.extend(lower(graph.graph, request))
-        graph.recompile()
-        return make_boxed_func(graph.forward)
-
-    run = aot_autograd(fw_compiler=compile_forward, keep_inference_input_mutations=True)(
-        request.graph, list(request.example_inputs)
-    )
-    return Compiled(run=run, regions=taken)
+def _without_layouts(request: Request, graph: fx.Graph) -> Request:
+    """Convolutions change how images lie in memory, which `as_strided` would read wrongly."""
+    if not graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        return request
+    rows = tuple(row for row in request.region_rows if row.region != "convolution")
+    return replace(request, region_rows=rows)

@@ -8,7 +8,7 @@ import importlib
 from lowering import targets
 from lowering.contract import Provider
 
-MODULES = ("eager", "inductor", "mkldnn")
+MODULES = ("eager", "inductor", "mkldnn", "openmp", "mha")
 
 
 def ours() -> tuple[Provider, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from lowering.contract import Compiled, Probe, Provider, Request
+import torch
+from torch import fx
+
+from lowering.contract import Compiled, Probe, Provider, Region, Request
 from lowering.graphs import dump
 
 
@@ -16,10 +19,28 @@ def compile(request: Request) -> Compiled:
     if request.dump_folder:
         dump(request.graph, request.dump_folder)
     if request.region_rows and not request.training:
-        from lowering import region_pass
-
-        return region_pass.run_with_library_calls(request)
+        return _with_library_calls(request)
     return Compiled(run=request.graph.forward, plain=True)
+
+
+def _with_library_calls(request: Request) -> Compiled:
+    """The ATen graph, op by op, with regions computed by their providers: needs no compiler."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    from lowering import region_pass
+
+    taken: list[Region] = []
+
+    def compile_forward(module: fx.GraphModule, inputs: Any) -> Any:
+        taken.extend(region_pass.lower_inference(module, request))
+        module.recompile()
+        return make_boxed_func(module.forward)
+
+    run = aot_autograd(fw_compiler=compile_forward, keep_inference_input_mutations=True)(
+        request.graph, list(request.example_inputs)
+    )
+    return Compiled(run=run, regions=taken)
 
 
 PROVIDER = Provider(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import region_pass, toolchain
+from lowering import region_pass, toolchain, vocabulary
 from lowering.contract import Compiled, Probe, Provider, Region, Request
 from lowering.graphs import clone, dump
 
@@ -50,15 +50,50 @@ def compile(request: Request) -> Compiled:
     if request.dump_folder:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
     regions: list[Region] = []
-    if request.region_rows:
-        config["post_grad_custom_pre_pass"] = region_pass.inductor_pass(request, regions)
+    more: dict[str, Any] = {}
+    inner_compile = _or_eager_backward(request)
+    if request.region_rows and not request.training and vocabulary.keeps(request.graph):
+        config["post_grad_custom_pre_pass"] = _in_cache_keys(request)
+        inner_compile = _with_regions(request, regions)
+        more["decompositions"] = vocabulary.table()
     run: Any = compile_fx(
         request.graph,
         list(request.example_inputs),
-        inner_compile=_or_eager_backward(request),
+        inner_compile=inner_compile,
         config_patches=config or None,
+        **more,
     )
     return Compiled(run=run, regions=regions)
+
+
+def _with_regions(request: Request, taken: list[Region]) -> Any:
+    """Inductor's compile function for an inference graph, behind our regions."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        taken.extend(region_pass.lower_inference(module, request))
+        if vocabulary.holds_kept(module.graph):
+            module = vocabulary.take_apart(module, example_inputs)
+        else:
+            module.recompile()
+        kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash
+        return compile_fx_inner(module, example_inputs, **kwargs)
+
+    return inner_compile
+
+
+def _in_cache_keys(request: Request) -> Any:
+    """A pass that does nothing, and by its uuid makes the regions part of every cache key."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class RegionsWereLowered(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return region_pass.uuid(request)
+
+    return RegionsWereLowered()
 
 
 def _or_eager_backward(request: Request) -> Any:

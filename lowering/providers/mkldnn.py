@@ -1,4 +1,4 @@
-"""oneDNN (which torch calls mkldnn): linear layers with prepacked weights, in inference.
+"""oneDNN (which torch calls mkldnn): linear layers and convolutions with prepacked weights.
 
 The graph keeps the weight as an input and calls an operator of ours that owns the packed form.
 So an updated weight is seen, equal layers share a compiled graph, and cache keys do not depend on
@@ -7,11 +7,17 @@ the values of weights.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import fx
 
 from lowering import libraries, observing
-from lowering.contract import Probe, Provider
+from lowering.contract import Probe, Provider, RegionMaker
 from lowering.packing import PackedWeights
+from lowering.regions.convolution import Convolution
+from lowering.regions.epilogue import Abilities, Epilogue
+from lowering.regions.linear import Linear
 
 
 def probe() -> Probe:
@@ -22,28 +28,63 @@ def probe() -> Probe:
     return Probe.yes(libraries.onednn_version())
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+weights = PackedWeights()
+
+# Our name of an activation -> oneDNN's in torch, and its algorithm.
+_ATTRIBUTES = {
+    "none": ("none", ""),
+    "relu": ("relu", ""),
+    "gelu_erf": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "tanh": ("tanh", ""),
+    "sigmoid": ("sigmoid", ""),
+    "hardswish": ("hardswish", ""),
+    "hardsigmoid": ("hardsigmoid", ""),
+    "clamp": ("hardtanh", ""),
+    "leaky_relu": ("leaky_relu", ""),
+}
+_NUMBERS = {"clamp": 2, "leaky_relu": 1}
+_library = torch.library.Library("kernel_dispatch", "FRAGMENT")
+
+# --- linear ---------------------------------------------------------------------------------------
+
+_library.define(
+    "mkldnn_linear(Tensor input, Tensor weight, Tensor? bias, str activation, float a, float b)"
+    " -> Tensor"
+)
 
 
-weights = PackedWeights(_pack)
-
-_library = torch.library.Library("kernel_dispatch", "DEF")
-_library.define("mkldnn_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
-
-
-def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    a: float,
+    b: float,
+) -> torch.Tensor:
+    dtype = input.dtype
+    if bias is not None:
+        bias = bias.to(dtype)
     if not input.numel() or not weight.numel():  # oneDNN has no empty products
         observing.region_ran("linear", "eager")
-        return torch.nn.functional.linear(input, weight, bias)
+        out = torch.nn.functional.linear(input, weight.to(dtype), bias)
+        return _activated(out, activation, a, b)
     observing.region_ran("linear", "mkldnn")
-    packed = weights.get(weight)
-    return torch.ops.mkldnn._linear_pointwise(input.contiguous(), packed, bias, "none", [], "")
+    packed = weights.get((weight,), dtype, lambda: _pack_linear(weight, dtype))
+    name, algorithm = _ATTRIBUTES[activation]
+    numbers = [a, b][: _NUMBERS.get(activation, 0)]
+    return torch.ops.mkldnn._linear_pointwise(
+        input.contiguous(), packed, bias, name, numbers, algorithm
+    )
 
 
-def _linear_meta(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _pack_linear(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    plain = weight.detach().to(dtype).contiguous()
+    return torch.ops.mkldnn._reorder_linear_weight(plain, None)
+
+
+def _linear_meta(input: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
@@ -51,8 +92,161 @@ _library.impl("mkldnn_linear", _linear, "CPU")
 torch.library.register_fake("kernel_dispatch::mkldnn_linear", _linear_meta, lib=_library)
 
 
+def _activated(out: torch.Tensor, activation: str, a: float, b: float) -> torch.Tensor:
+    """The meaning of an activation's name in plain torch, for what oneDNN does not take."""
+    functional = torch.nn.functional
+    plain: dict[str, Any] = {
+        "none": lambda: out,
+        "relu": lambda: functional.relu(out),
+        "gelu_erf": lambda: functional.gelu(out),
+        "gelu_tanh": lambda: functional.gelu(out, approximate="tanh"),
+        "silu": lambda: functional.silu(out),
+        "tanh": lambda: torch.tanh(out),
+        "sigmoid": lambda: torch.sigmoid(out),
+        "hardswish": lambda: functional.hardswish(out),
+        "hardsigmoid": lambda: functional.hardsigmoid(out),
+        "clamp": lambda: torch.clamp(out, a, b),
+        "leaky_relu": lambda: functional.leaky_relu(out, a),
+    }
+    return plain[activation]()
+
+
+def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
+    act = epilogue.activation
+    return graph.call_function(
+        torch.ops.kernel_dispatch.mkldnn_linear.default,
+        (match.input, match.weight, match.bias, act.name, float(act.a), float(act.b)),
+    )
+
+
+# --- convolution ----------------------------------------------------------------------------------
+
+_library.define(
+    "mkldnn_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor?[] norm, float eps, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, int groups, str activation, float a, "
+    "float b) -> Tensor"
+)
+
+
+def _convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: list[torch.Tensor | None],
+    eps: float,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    activation: str,
+    a: float,
+    b: float,
+) -> torch.Tensor:
+    dtype, size = input.dtype, list(input.shape)
+    parts = tuple(t for t in (weight, bias, *norm) if t is not None)
+    folded = lambda: fold_norm(weight, bias, norm, eps, dtype)  # noqa: E731
+    if not input.numel() or not weight.numel():  # oneDNN has no empty images
+        observing.region_ran("convolution", "eager")
+        plain, shift = folded()
+        out = torch.nn.functional.conv2d(input, plain, shift, stride, padding, dilation, groups)
+        out = out.contiguous(memory_format=torch.channels_last)
+        return _activated(out, activation, a, b)
+    observing.region_ran("convolution", "mkldnn")
+
+    def pack() -> tuple[torch.Tensor, torch.Tensor | None]:
+        plain, shift = folded()
+        reorder = torch.ops.mkldnn._reorder_convolution_weight
+        return reorder(plain, padding, stride, dilation, groups, size), shift
+
+    recipe = (dtype, eps, groups, tuple(map(id, parts[1:])))
+    packed, shift = weights.get(parts, recipe, pack)
+    name, algorithm = _ATTRIBUTES[activation]
+    numbers = [a, b][: _NUMBERS.get(activation, 0)]
+    image = input.contiguous(memory_format=torch.channels_last)
+    return torch.ops.mkldnn._convolution_pointwise(
+        image, packed, shift, padding, stride, dilation, groups, name, numbers, algorithm
+    )
+
+
+def fold_norm(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: list[torch.Tensor | None],
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of the convolution that does the work of a BatchNorm behind it as well."""
+    plain = weight.detach()
+    if not norm:
+        return plain.to(dtype).contiguous(), None if bias is None else bias.detach().to(dtype)
+    gain, offset, mean, var = (None if t is None else t.detach().double() for t in norm)
+    assert mean is not None and var is not None
+    factor = (var + eps).rsqrt() if gain is None else gain / (var + eps).sqrt()
+    shift = ((0.0 if bias is None else bias.detach().double()) - mean) * factor
+    scaled = plain.double() * factor.reshape(-1, *[1] * (weight.dim() - 1))
+    shift = shift if offset is None else shift + offset
+    return scaled.to(dtype).contiguous(), shift.to(dtype)
+
+
+def _convolution_meta(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: list[torch.Tensor | None],
+    eps: float,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    *_: object,
+) -> torch.Tensor:
+    height, width = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(
+            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    )
+    return input.new_empty((input.shape[0], height, width, weight.shape[0])).permute(0, 3, 1, 2)
+
+
+_library.impl("mkldnn_convolution", _convolution, "CPU")
+torch.library.register_fake("kernel_dispatch::mkldnn_convolution", _convolution_meta, lib=_library)
+
+
+def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -> fx.Node:
+    act, norm = epilogue.activation, match.norm
+    parts = [norm.weight, norm.bias, norm.mean, norm.var] if norm is not None else []
+    return graph.call_function(
+        torch.ops.kernel_dispatch.mkldnn_convolution.default,
+        (
+            match.input,
+            match.weight,
+            match.bias,
+            parts,
+            norm.eps if norm is not None else 0.0,
+            match.stride,
+            match.padding,
+            match.dilation,
+            match.groups,
+            act.name,
+            float(act.a),
+            float(act.b),
+        ),
+    )
+
+
+def _refuses(match: Convolution) -> str:
+    """One-row images through oneDNN's 2-D convolution gain nothing, so they are left alone."""
+    return "" if match.weight.meta["val"].dim() == 4 else "mkldnn takes 2-D convolutions only"
+
+
+_ABILITIES = Abilities(activations=frozenset(_ATTRIBUTES) - {"none"})
+
 PROVIDER = Provider(
     name="mkldnn",
-    summary="oneDNN with prepacked weights, for linear layers in inference",
+    summary="oneDNN with prepacked weights: linear layers and convolutions in inference",
     probe=probe,
+    regions={
+        "linear": RegionMaker(_emit_linear, _ABILITIES),
+        "convolution": RegionMaker(_emit_convolution, _ABILITIES, _refuses),
+    },
 )

@@ -1,0 +1,17 @@
+// How often each kind of region ran on this thread; Python reads it before and after a graph.
+#pragma once
+
+#include <cstdint>
+
+namespace kd {
+
+enum Region : int { kLinear, kConvolution, kAttention, kProduct, kRegions };
+
+inline int64_t* counters() {
+  static thread_local int64_t counts[kRegions] = {};
+  return counts;
+}
+
+inline void count(Region region) { counters()[region]++; }
+
+}  // namespace kd

@@ -1,0 +1,158 @@
+"""Our C++ kernels as torch operators: built at first use with torch's own builder, then loaded.
+
+The library is built for the machine that runs it and kept in torch's compile cache, under a name
+that changes with the sources, the compiler's command line, torch and the CPU. Building takes some
+ten seconds, once per machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+
+from lowering import machine, toolchain
+from lowering.contract import Probe
+
+_FOLDER = Path(__file__).parent
+# (region, provider) in the order of counters.h
+COUNTED = (
+    ("linear", "openmp"),
+    ("convolution", "openmp"),
+    ("attention", "mha"),
+    ("product", "openmp"),
+)
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def probe() -> Probe:
+    """Build (or find) and load the library; asked once per process."""
+    compiler = toolchain.probe()
+    if not compiler.available:
+        return Probe.no(compiler.reason, compiler.fix)
+    if sys.platform == "win32":
+        return Probe.no("the kernels are written for GCC and Clang; there is no MSVC build")
+    try:
+        path = built()
+        _load(path)
+    except Exception as error:  # noqa: BLE001  (whatever it is, there is another provider)
+        lines = str(error).strip().splitlines()[-8:]
+        return Probe.no("the C++ kernels could not be built or loaded: " + "\n".join(lines))
+    return Probe.yes(compiler.version, library=str(path))
+
+
+def built() -> Path:
+    """The library's path; builds it where it is not there yet."""
+    from filelock import FileLock  # a dependency of torch
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = Path(cache_dir()) / "kernel_dispatch"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"kernels_{fingerprint()}.so"
+    if target.is_file():
+        return target
+    with FileLock(str(target) + ".lock"):
+        if not target.is_file():  # another process may have been faster
+            _build(target)
+    return target
+
+
+def fingerprint() -> str:
+    """Changes with everything that the binary depends on."""
+    cpu = machine.cpu()
+    facts = (torch.__version__, sys.version_info[:2], cpu.model, sorted(cpu.isa))
+    digest = hashlib.sha256(repr(facts).encode())
+    digest.update(_options_text().encode())
+    for source in sorted(_FOLDER.glob("*.h")) + [_FOLDER / "ops.cpp"]:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _options_text() -> str:
+    return _builder("kernels", "").get_command_line()
+
+
+def _builder(name: str, folder: str):  # type: ignore[no-untyped-def]
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    options = CppTorchOptions(vec_isa=pick_vec_isa(), warning_all=False)
+    return CppBuilder(name, str(_FOLDER / "ops.cpp"), options, output_dir=folder)
+
+
+def _build(target: Path) -> None:
+    # On the same file system, so that the finished file moves into its place in one step.
+    work = tempfile.mkdtemp(prefix="build_", dir=target.parent)
+    try:
+        builder = _builder("kernels", work)
+        builder.build()
+        os.replace(builder.get_target_file_path(), target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+# --- after loading: shapes for the compiler, and what Python reads from the library ---------------
+
+
+class _Loaded:
+    library: ctypes.CDLL | None = None
+
+
+def _load(path: Path) -> None:
+    with _lock:
+        if _Loaded.library is not None:
+            return
+        torch.ops.load_library(str(path))
+        library = ctypes.CDLL(str(path))
+        library.kernel_dispatch_counters.restype = ctypes.POINTER(ctypes.c_int64)
+        library.kernel_dispatch_packed_bytes.restype = ctypes.c_int64
+        library.kernel_dispatch_packed_count.restype = ctypes.c_int64
+        from lowering.native import shapes
+
+        shapes.register()
+        _Loaded.library = library
+
+
+class _PerThread(threading.local):
+    counts: ctypes.Array[ctypes.c_int64] | None = None
+
+
+_per_thread = _PerThread()
+
+
+def counts() -> tuple[int, ...]:
+    """How often each of `COUNTED` ran on this thread, since it began; () before loading."""
+    mine = _per_thread.counts
+    if mine is None:
+        if _Loaded.library is None:
+            return ()
+        pointer = _Loaded.library.kernel_dispatch_counters()
+        mine = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int64 * len(COUNTED))).contents
+        _per_thread.counts = mine
+    return tuple(mine)
+
+
+def forget() -> None:
+    """Drop every packed weight; each is made again when it is needed."""
+    if _Loaded.library is not None:
+        _Loaded.library.kernel_dispatch_forget()
+
+
+def packed_bytes() -> int:
+    """Memory that packed weights hold now."""
+    return _Loaded.library.kernel_dispatch_packed_bytes() if _Loaded.library is not None else 0
+
+
+def packed_count() -> int:
+    """How often a weight was packed; for tests and reports."""
+    return _Loaded.library.kernel_dispatch_packed_count() if _Loaded.library is not None else 0

@@ -1,0 +1,256 @@
+// Torch operators around the kernels: what they check, which form of a weight they ask for, and how
+// often they ran. Shapes are validated where the graph is lowered; what is checked here is what may
+// differ from call to call (strides, empty tensors).
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <optional>
+
+#include "attention.h"
+#include "conv.h"
+#include "counters.h"
+#include "epilogue.h"
+#include "gemm.h"
+#include "weights.h"
+
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+int threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
+
+// Rows of a matrix: what an epilogue reads beside the output must lie as the output does.
+struct Beside {
+  Tensor tensor;
+  const float* data = nullptr;
+
+  Beside(const OptionalTensor& given, at::MemoryFormat format) {
+    if (!given.has_value()) return;
+    tensor = given->contiguous(format);
+    data = tensor.const_data_ptr<float>();
+  }
+};
+
+Tensor as_float(const Tensor& tensor) {
+  return tensor.defined() ? tensor.to(at::kFloat).contiguous() : tensor;
+}
+
+kd::Epilogue epilogue_of(const float* bias, const Beside& before, const Beside& times,
+                         const Beside& after, int64_t row, int64_t act, double a, double b) {
+  kd::Epilogue epilogue;
+  epilogue.bias = bias;
+  epilogue.before = before.data;
+  epilogue.times = times.data;
+  epilogue.after = after.data;
+  epilogue.ld_before = epilogue.ld_times = epilogue.ld_after = row;
+  epilogue.act = static_cast<kd::Act>(act);
+  epilogue.a = static_cast<float>(a);
+  epilogue.b = static_cast<float>(b);
+  return epilogue;
+}
+
+// --- linear: act(x @ weight.T + bias + before) * times + after ----------------------------------
+
+kd::PackedPtr packed_linear(const Tensor& weight) {
+  return kd::weights().get({weight}, 0, [&] {
+    const int64_t n = weight.size(0), k = weight.size(1);
+    const Tensor floats = weight.detach().to(at::kFloat);
+    auto packed = std::make_shared<kd::Packed>(kd::packed_size(k, n));
+    kd::pack_b(packed->weight.data(), floats.const_data_ptr<float>(), k, n, floats.stride(1),
+               floats.stride(0), threads());
+    return packed;
+  });
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+              const OptionalTensor& before, const OptionalTensor& times,
+              const OptionalTensor& after, int64_t act, double a, double b) {
+  const int64_t k = weight.size(1), n = weight.size(0);
+  const Tensor rows = x.contiguous();
+  at::DimVector shape(x.sizes());
+  shape.back() = n;
+  Tensor out = at::empty(shape, x.options());
+  if (out.numel() == 0) return out;
+  const int64_t m = out.numel() / n;
+  const auto plain = at::MemoryFormat::Contiguous;
+  const Beside left(before, plain), factor(times, plain), right(after, plain);
+  const Tensor floats = as_float(or_undefined(bias));
+  const float* bias_data = floats.defined() ? floats.const_data_ptr<float>() : nullptr;
+  const auto packed = packed_linear(weight);
+  kd::gemm(m, n, k, rows.const_data_ptr<float>(), k, packed->weight.data(),
+           out.mutable_data_ptr<float>(), n,
+           epilogue_of(bias_data, left, factor, right, n, act, a, b), threads());
+  kd::count(kd::kLinear);
+  return out;
+}
+
+// --- convolution (1-D and 2-D), BatchNorm folded into the weight ---------------------------------
+
+// Channels last, with one row more where the convolution is 1-D.
+Tensor as_image(const Tensor& x) {
+  const Tensor image = x.dim() == 3 ? x.unsqueeze(2) : x;
+  return image.contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+struct Norm {
+  Tensor weight, bias, mean, var;
+  double eps;
+};
+
+// One weight may stand before several norms, each of which gives a form of its own.
+uint64_t recipe_of(const Norm& norm, int64_t groups) {
+  if (!norm.mean.defined()) return static_cast<uint64_t>(groups);
+  uint64_t eps;
+  std::memcpy(&eps, &norm.eps, sizeof eps);
+  const auto mean = reinterpret_cast<uint64_t>(norm.mean.unsafeGetTensorImpl());
+  return ((eps * 31 + mean) * 31 + static_cast<uint64_t>(groups)) | 1ull << 63;
+}
+
+kd::PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const Norm& norm,
+                                 const kd::ConvShape& shape) {
+  const uint64_t recipe = recipe_of(norm, shape.groups);
+  const Tensor from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
+  return kd::weights().get(from, recipe, [&] {
+    auto packed = std::make_shared<kd::Packed>(kd::conv_packed_size(shape));
+    const Tensor floats = as_float(weight.detach());
+    std::vector<float> scale;
+    const Tensor shift = as_float(bias);
+    if (norm.mean.defined()) {
+      const Tensor mean = as_float(norm.mean), var = as_float(norm.var);
+      const Tensor gain = as_float(norm.weight), offset = as_float(norm.bias);
+      scale.resize(shape.co);
+      packed->bias.resize(shape.co);
+      for (int64_t c = 0; c < shape.co; c++) {
+        const auto at = [c](const Tensor& t, double otherwise) {
+          return t.defined() ? static_cast<double>(t.const_data_ptr<float>()[c]) : otherwise;
+        };
+        const double factor = at(gain, 1.0) / std::sqrt(at(var, 1.0) + norm.eps);
+        scale[c] = static_cast<float>(factor);
+        packed->bias[c] =
+            static_cast<float>((at(shift, 0.0) - at(mean, 0.0)) * factor + at(offset, 0.0));
+      }
+    } else if (shift.defined()) {
+      const float* data = shift.const_data_ptr<float>();
+      packed->bias.assign(data, data + shape.co);
+    }
+    kd::conv_pack(packed->weight.data(), floats.const_data_ptr<float>(),
+                  scale.empty() ? nullptr : scale.data(), shape, threads());
+    return packed;
+  });
+}
+
+// A 1-D convolution is a 2-D one on images with one row.
+kd::ConvShape shape_of(const Tensor& image, const Tensor& weight, at::IntArrayRef stride,
+                       at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  const bool flat = weight.dim() == 3;
+  kd::ConvShape s{};
+  s.n = image.size(0), s.ci = image.size(1), s.h = image.size(2), s.w = image.size(3);
+  s.co = weight.size(0), s.groups = groups;
+  s.kh = flat ? 1 : weight.size(2), s.kw = weight.size(-1);
+  s.sh = flat ? 1 : stride.front(), s.sw = stride.back();
+  s.ph = flat ? 0 : padding.front(), s.pw = padding.back();
+  s.dh = flat ? 1 : dilation.front(), s.dw = dilation.back();
+  s.oh = (s.h + 2 * s.ph - s.dh * (s.kh - 1) - 1) / s.sh + 1;
+  s.ow = (s.w + 2 * s.pw - s.dw * (s.kw - 1) - 1) / s.sw + 1;
+  return s;
+}
+
+Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                   const OptionalTensor& norm_weight, const OptionalTensor& norm_bias,
+                   const OptionalTensor& mean, const OptionalTensor& var, double eps,
+                   at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                   int64_t groups, const OptionalTensor& before, const OptionalTensor& times,
+                   const OptionalTensor& after, int64_t act, double a, double b) {
+  const Tensor image = as_image(x);
+  const auto s = shape_of(image, weight, stride, padding, dilation, groups);
+  const auto format = at::MemoryFormat::ChannelsLast;
+  Tensor out = at::empty({s.n, s.co, s.oh, s.ow}, image.options().memory_format(format));
+  if (out.numel() != 0) {
+    const auto beside = [&](const OptionalTensor& given) {
+      return given.has_value() ? OptionalTensor(as_image(*given)) : given;
+    };
+    const Beside left(beside(before), format), factor(beside(times), format),
+        right(beside(after), format);
+    const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
+                    or_undefined(var), eps};
+    const auto packed = packed_convolution(weight, or_undefined(bias), norm, s);
+    const float* bias_data = packed->bias.empty() ? nullptr : packed->bias.data();
+    kd::conv(s, image.const_data_ptr<float>(), packed->weight.data(),
+             out.mutable_data_ptr<float>(),
+             epilogue_of(bias_data, left, factor, right, s.co, act, a, b), threads());
+    kd::count(kd::kConvolution);
+  }
+  return x.dim() == 3 ? out.squeeze(2) : out;
+}
+
+// --- attention ----------------------------------------------------------------------------------
+
+Tensor rows_of(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const OptionalTensor& mask, bool causal, double scale) {
+  const Tensor q = rows_of(query), k = rows_of(key), v = rows_of(value);
+  kd::AttentionShape s{};
+  s.batch = q.size(0), s.heads = q.size(1), s.lq = q.size(2), s.d = q.size(3);
+  s.kv_heads = k.size(1), s.lk = k.size(2), s.dv = v.size(3);
+  s.q_b = q.stride(0), s.q_h = q.stride(1), s.q_l = q.stride(2);
+  s.k_b = k.stride(0), s.k_h = k.stride(1), s.k_l = k.stride(2);
+  s.v_b = v.stride(0), s.v_h = v.stride(1), s.v_l = v.stride(2);
+  s.causal = causal, s.scale = static_cast<float>(scale);
+  // As torch's own: heads side by side in memory, so that the projection after it reads rows.
+  Tensor out = at::empty({s.batch, s.lq, s.heads, s.dv}, q.options()).transpose(1, 2);
+  if (out.numel() == 0) return out;
+  s.o_b = out.stride(0), s.o_h = out.stride(1), s.o_l = out.stride(2);
+  Tensor added;
+  if (mask.has_value()) {
+    added = mask->expand({s.batch, s.heads, s.lq, s.lk});
+    s.m_b = added.stride(0), s.m_h = added.stride(1);
+    s.m_q = added.stride(2), s.m_k = added.stride(3);
+    if (added.scalar_type() == at::kBool) {
+      s.bool_mask = static_cast<const uint8_t*>(added.const_data_ptr());
+    } else {
+      s.mask = added.const_data_ptr<float>();
+    }
+  }
+  kd::attention(s, q.const_data_ptr<float>(), k.const_data_ptr<float>(),
+                v.const_data_ptr<float>(), out.mutable_data_ptr<float>(), threads());
+  kd::count(kd::kAttention);
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
+  library.def(
+      "openmp_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? before, Tensor? times, "
+      "Tensor? after, int act, float a, float b) -> Tensor");
+  library.def(
+      "openmp_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? norm_weight, "
+      "Tensor? norm_bias, Tensor? mean, Tensor? var, float eps, int[] stride, int[] padding, "
+      "int[] dilation, int groups, Tensor? before, Tensor? times, Tensor? after, int act, float a, "
+      "float b) -> Tensor");
+  library.def(
+      "mha_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
+      "float scale) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
+  library.impl("openmp_linear", linear);
+  library.impl("openmp_convolution", convolution);
+  library.impl("mha_attention", attention);
+}
+
+extern "C" {
+int64_t* kernel_dispatch_counters() { return kd::counters(); }
+void kernel_dispatch_forget() { kd::weights().forget(); }
+int64_t kernel_dispatch_packed_bytes() { return kd::weights().bytes(); }
+int64_t kernel_dispatch_packed_count() { return kd::weights().made(); }
+}

@@ -1,0 +1,55 @@
+"""What the operators of ops.cpp return, without computing it: for tracing and for the compiler."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+Optional = torch.Tensor | None
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    norm_weight: Optional,
+    norm_bias: Optional,
+    mean: Optional,
+    var: Optional,
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *_: object,
+) -> torch.Tensor:
+    kernel = weight.shape[2:]
+    spatial = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+    ]
+    # Channels last in memory, also for images with one row (1-D).
+    dims = (*range(2, x.dim()), 1)
+    out = x.new_empty((x.shape[0], *spatial, weight.shape[0]))
+    return out.permute(0, len(dims), *range(1, len(dims)))
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
+) -> torch.Tensor:
+    batch, heads, length, _size = query.shape
+    return query.new_empty((batch, length, heads, value.shape[3])).transpose(1, 2)
+
+
+@functools.cache
+def register() -> None:
+    """Once the operators exist."""
+    register_fake = torch.library.register_fake
+    register_fake("kernel_dispatch::openmp_linear", _linear)
+    register_fake("kernel_dispatch::openmp_convolution", _convolution)
+    register_fake("kernel_dispatch::mha_attention", _attention)

@@ -1,0 +1,170 @@
+// Weights in the form that the kernels want: made once, and made again when a weight changed.
+//
+// A form is keyed by the weight tensor and by what was done to it. On each use every tensor that it
+// was made from is compared with what it was: version counter, storage, and two words of its values
+// (writes through `weight.data` move neither of the first two).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace kd {
+
+// Floats, aligned to a cache line.
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : size_(size) {
+    const size_t bytes = (static_cast<size_t>(size) * sizeof(float) + 127) / 64 * 64;
+    data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+    TORCH_CHECK_WITH(OutOfMemoryError, data_ != nullptr, "no memory for ", bytes, " bytes");
+  }
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  float* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  float* data_;
+  int64_t size_;
+};
+
+struct Packed {
+  explicit Packed(int64_t size) : weight(size) {}
+  Buffer weight;
+  std::vector<float> bias;  // empty: the caller's own bias is used as it is
+};
+
+using PackedPtr = std::shared_ptr<const Packed>;
+
+// One tensor that a packed form was made from.
+class Source {
+ public:
+  explicit Source(const at::Tensor& tensor)
+      : impl_(tensor.getIntrusivePtr()),
+        raw_(tensor.unsafeGetTensorImpl()),
+        version_(raw_->version_counter().current_version()),
+        data_(tensor.const_data_ptr()) {
+    first_ = word(0);
+    const int64_t words = tensor.is_contiguous() ? tensor.nbytes() / 4 : 1;
+    second_at_ = words > 3 ? words - words / 3 : 0;
+    second_ = word(second_at_);
+  }
+
+  bool unchanged(const at::Tensor& tensor) const {
+    return tensor.unsafeGetTensorImpl() == raw_ &&
+           raw_->version_counter().current_version() == version_ &&
+           tensor.const_data_ptr() == data_ && word(0) == first_ && word(second_at_) == second_;
+  }
+  bool gone() const { return impl_.expired(); }
+
+ private:
+  uint32_t word(int64_t index) const {
+    uint32_t value;
+    std::memcpy(&value, static_cast<const char*>(data_) + 4 * index, sizeof value);
+    return value;
+  }
+
+  c10::weak_intrusive_ptr<c10::TensorImpl> impl_;  // keeps the address from being used again
+  c10::TensorImpl* raw_;
+  uint32_t version_;
+  const void* data_;
+  int64_t second_at_ = 0;
+  uint32_t first_ = 0, second_ = 0;
+};
+
+class Weights {
+ public:
+  // The packed form of `tensors[0]`, which `make` builds from all of them. `recipe` tells apart
+  // several forms of one weight. Undefined tensors are skipped.
+  template <class Make>
+  PackedPtr get(at::ArrayRef<at::Tensor> tensors, uint64_t recipe, const Make& make) {
+    if (!trackable(tensors)) return make();
+    const Key key{tensors[0].unsafeGetTensorImpl(), recipe};
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = entries_.find(key);
+      if (found != entries_.end() && found->second.current(tensors)) return found->second.packed;
+    }
+    Entry entry;
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.defined()) entry.sources.emplace_back(tensor);
+    }
+    entry.packed = make();
+    const PackedPtr result = entry.packed;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = entries_.begin(); it != entries_.end();) {
+      it = it->second.gone() ? entries_.erase(it) : std::next(it);
+    }
+    entries_.insert_or_assign(key, std::move(entry));
+    made_++;
+    return result;
+  }
+
+  void forget() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    entries_.clear();
+  }
+
+  int64_t bytes() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int64_t sum = 0;
+    for (const auto& entry : entries_) sum += entry.second.packed->weight.size() * 4;
+    return sum;
+  }
+
+  int64_t made() const { return made_; }
+
+ private:
+  struct Key {
+    const void* weight;
+    uint64_t recipe;
+    bool operator==(const Key& other) const {
+      return weight == other.weight && recipe == other.recipe;
+    }
+  };
+  struct Hash {
+    size_t operator()(const Key& key) const {
+      return reinterpret_cast<size_t>(key.weight) / 64 * 0x9E3779B97F4A7C15ull ^ key.recipe;
+    }
+  };
+  struct Entry {
+    std::vector<Source> sources;
+    PackedPtr packed;
+
+    bool current(at::ArrayRef<at::Tensor> tensors) const {
+      size_t index = 0;
+      for (const at::Tensor& tensor : tensors) {
+        if (!tensor.defined()) continue;
+        if (index == sources.size() || !sources[index++].unchanged(tensor)) return false;
+      }
+      return index == sources.size();
+    }
+    bool gone() const { return sources.front().gone(); }
+  };
+
+  // An inference tensor has no version counter, so a change in place could not be seen.
+  static bool trackable(at::ArrayRef<at::Tensor> tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.defined() && (tensor.is_inference() || tensor.nbytes() < 4)) return false;
+    }
+    return true;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<Key, Entry, Hash> entries_;
+  int64_t made_ = 0;
+};
+
+// Never destroyed: compiled graphs may still run while the interpreter shuts down.
+inline Weights& weights() {
+  static Weights* all = new Weights;
+  return *all;
+}
+
+}  // namespace kd

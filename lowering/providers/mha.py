@@ -1,0 +1,50 @@
+"""Fused attention: a C++ kernel of ours that never writes the matrix of scores.
+
+Torch's own operator does its products through the BLAS that torch was built with; this one does not
+leave registers and caches between the two products, reads grouped heads once, and splits the keys
+of a one-token step over threads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from lowering.contract import Probe, Provider, RegionMaker
+from lowering.native import library
+from lowering.regions.attention import Attention
+from lowering.regions.epilogue import Epilogue
+from lowering.regions.widening import narrowed, widened
+
+
+def probe() -> Probe:
+    return library.probe()
+
+
+def _emit(graph: fx.Graph, match: Attention, epilogue: Epilogue) -> fx.Node:
+    inputs = [widened(graph, node) for node in (match.query, match.key, match.value)]
+    mask = None if match.mask is None else widened(graph, match.mask)
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.mha_attention.default,
+        (*inputs, mask, match.causal, match.scale),
+    )
+    return narrowed(graph, new, match.dtype)
+
+
+def _refuses(match: Attention) -> str:
+    """Torch adds a mask of another dtype in that dtype; that rounding is not imitated here."""
+    if match.mask is None:
+        return ""
+    mask = match.mask.meta["val"]
+    if mask.dtype not in (torch.bool, match.dtype):
+        return f"mha takes masks of bool and {match.dtype}, not {mask.dtype}"
+    return ""
+
+
+PROVIDER = Provider(
+    name="mha",
+    summary="Fused attention by a C++ kernel of ours, built at first use",
+    probe=probe,
+    requires=("a C++ compiler (GCC or Clang)",),
+    regions={"attention": RegionMaker(_emit, refuses=_refuses)},
+)

@@ -1,0 +1,83 @@
+"""C++ kernels of ours, on OpenMP threads: linear layers and convolutions with what follows them.
+
+They are built for this machine at first use (`lowering/native`). Compared with a library call they
+absorb more of what stands around them, cost a microsecond to call, and take half precision by
+computing in float32 from weights that were widened once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering.contract import Probe, Provider, RegionMaker
+from lowering.native import library
+from lowering.regions.convolution import Convolution
+from lowering.regions.epilogue import Abilities, Epilogue
+from lowering.regions.linear import Linear
+from lowering.regions.widening import narrowed, widened
+
+# In the order of `enum class Act` in native/epilogue.h.
+_ACTIVATIONS = (
+    "none relu gelu_erf gelu_tanh silu tanh sigmoid hardswish hardsigmoid clamp leaky_relu elu"
+).split()
+
+ABILITIES = Abilities(frozenset(_ACTIVATIONS) - {"none"}, before=True, times=True, after=True)
+
+
+def probe() -> Probe:
+    return library.probe()
+
+
+def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
+    head = (widened(graph, match.input), match.weight, match.bias)
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.openmp_linear.default, (*head, *_tail(graph, epilogue))
+    )
+    return narrowed(graph, new, match.dtype)
+
+
+def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -> fx.Node:
+    norm = match.norm
+    parts = (None,) * 4 if norm is None else (norm.weight, norm.bias, norm.mean, norm.var)
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.openmp_convolution.default,
+        (
+            widened(graph, match.input),
+            match.weight,
+            match.bias,
+            *parts,
+            0.0 if norm is None else norm.eps,
+            match.stride,
+            match.padding,
+            match.dilation,
+            match.groups,
+            *_tail(graph, epilogue),
+        ),
+    )
+    return narrowed(graph, new, match.dtype)
+
+
+def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
+    act = epilogue.activation
+    beside = (epilogue.before, epilogue.times, epilogue.after)
+    return (
+        *(None if node is None else widened(graph, node) for node in beside),
+        _ACTIVATIONS.index(act.name),
+        float(act.a),
+        float(act.b),
+    )
+
+
+PROVIDER = Provider(
+    name="openmp",
+    summary="C++ kernels of ours, built at first use: linear layers and convolutions in inference",
+    probe=probe,
+    requires=("a C++ compiler (GCC or Clang)",),
+    regions={
+        "linear": RegionMaker(_emit_linear, ABILITIES),
+        "convolution": RegionMaker(_emit_convolution, ABILITIES),
+    },
+)

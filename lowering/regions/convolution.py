@@ -1,0 +1,112 @@
+"""The convolution region: 1-D and 2-D, with the BatchNorm behind it and what may follow both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering.capability import Work
+from lowering.graphs import hint, only_first_output
+from lowering.regions.weights import Stays, under_casts
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A BatchNorm in inference, which scales and shifts channels by constants."""
+
+    weight: fx.Node | None
+    bias: fx.Node | None
+    mean: fx.Node
+    var: fx.Node
+    eps: float
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One match; `node` is the convolution, or the BatchNorm behind it."""
+
+    node: fx.Node
+    input: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+    norm: Norm | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.node.meta["val"].dtype
+
+    @property
+    def casts_weight(self) -> bool:
+        return self.weight.meta["val"].dtype != self.dtype
+
+    def packed_bytes(self, element: int) -> int:
+        return self.weight.meta["val"].numel() * element
+
+    def work(self) -> Work:
+        value, weight = self.node.meta["val"], self.weight.meta["val"]
+        positions = math.prod(hint(size) for size in (value.shape[0], *value.shape[2:]))
+        return Work(
+            region="convolution",
+            dtypes=frozenset({str(value.dtype).removeprefix("torch.")}),
+            op_count=1,
+            flops=2 * positions * weight.numel(),
+            dynamic=any(not isinstance(size, int) for size in value.shape),
+            shape_class=self._shape_class(),
+        )
+
+    def _shape_class(self) -> str:
+        weight = self.weight.meta["val"]
+        if self.groups > 1 and weight.shape[1] == 1:
+            return "depthwise"
+        return "pointwise" if math.prod(weight.shape[2:]) == 1 else "spatial"
+
+
+def find(graph: fx.Graph, stays: Stays) -> Iterator[Convolution]:
+    node: Any
+    for node in list(graph.nodes):
+        if node.target is not aten.convolution.default:
+            continue
+        input, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+        weight, bias = under_casts(weight), under_casts(bias)
+        if transposed or weight not in stays or not stays.or_none(bias):
+            continue
+        if weight.meta["val"].dim() not in (3, 4) or node.meta["val"].dim() not in (3, 4):
+            continue
+        found = _norm_behind(node, stays)
+        last, norm = (node, None) if found is None else found
+        yield Convolution(
+            last,
+            input,
+            weight,
+            bias,
+            list(stride),
+            list(padding),
+            list(dilation),
+            groups,
+            norm,
+        )
+
+
+def _norm_behind(node: fx.Node, stays: Stays) -> tuple[fx.Node, Norm] | None:
+    if len(node.users) != 1:
+        return None
+    norm = next(iter(node.users))
+    if norm.target is not aten._native_batch_norm_legit_no_training.default:
+        return None
+    used = only_first_output(norm)
+    args: Any = norm.args  # (input, weight, bias, mean, variance, momentum, eps)
+    weight, bias, mean, var = (under_casts(part) for part in args[1:5])
+    if used is None or not all(map(stays.or_none, (weight, bias, mean, var))):
+        return None
+    return used, Norm(weight, bias, mean, var, float(args[6]))

@@ -1,0 +1,49 @@
+"""Weights that stay from call to call, as region matchers see them in an ATen graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Stays:
+    """The graph inputs that are parameters or buffers."""
+
+    names: Collection[str]
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, fx.Node) and node.op == "placeholder" and node.name in self.names
+
+    def or_none(self, node: object) -> bool:
+        """An optional argument: absent, or one that stays."""
+        return node is None or node in self
+
+
+def under_casts(node: Any) -> Any:
+    """What stands under conversions of dtype: autocast puts one between a weight and its use."""
+    convert = torch.ops.prims.convert_element_type.default
+    while isinstance(node, fx.Node) and (
+        node.target is convert
+        or (node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"})
+    ):
+        node = node.args[0]
+    return node
+
+
+def transposed_from(node: Any) -> Any:
+    """The matrix whose transpose this is, or None."""
+    if not isinstance(node, fx.Node):
+        return None
+    is_transpose = (
+        node.target is aten.t.default
+        or (node.target is aten.permute.default and node.args[1] == [1, 0])
+        or (node.target is aten.transpose.int and set(node.args[1:]) in ({0, 1}, {-1, -2}))
+    )
+    return node.args[0] if is_transpose else None

@@ -1,0 +1,72 @@
+"""The operators that region matchers want to see whole, and how they are taken apart afterwards.
+
+Inductor decomposes activations and BatchNorm while the graph is traced. For inference graphs they
+are kept until the regions have been matched; what no region took is decomposed then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_KEPT = (
+    aten._native_batch_norm_legit_no_training.default,
+    aten.gelu.default,
+    aten.silu.default,
+    aten.hardswish.default,
+    aten.hardsigmoid.default,
+    aten.hardtanh.default,
+    aten.leaky_relu.default,
+    aten.elu.default,
+)
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """Inductor's decompositions without those of the kept operators."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {op: rule for op, rule in select_decomp_table().items() if op not in _KEPT}
+
+
+def keeps(module: fx.GraphModule) -> bool:
+    """Is it safe to trace this Dynamo graph twice? Graphs within graphs and random numbers stay
+    with Inductor's own order of things."""
+    children = any(isinstance(child, fx.GraphModule) for child in module.children())
+    higher = any(
+        isinstance(node.target, torch._ops.HigherOrderOperator) for node in module.graph.nodes
+    )
+    return not children and not higher
+
+
+def holds_kept(graph: fx.Graph) -> bool:
+    return any(node.target in _KEPT for node in graph.nodes)
+
+
+def take_apart(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """The same graph with Inductor's own decompositions of everything."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with fx.traceback.preserve_node_meta():
+        result = make_fx(
+            lambda *args: fx.Interpreter(module).run(*args),
+            decomposition_table=select_decomp_table(),
+        )(*inputs)
+    _keep_names(module.graph, result.graph)
+    # What Inductor wrote down about the outputs: which the user sees, and with which strides.
+    output, new_output = (graph.output_node() for graph in (module.graph, result.graph))
+    new_output.meta.update(output.meta)
+    result.meta.update(module.meta)
+    return result
+
+
+def _keep_names(old: fx.Graph, new: fx.Graph) -> None:
+    """Inputs keep their names and what is known of them."""
+    pairs = zip(old.find_nodes(op="placeholder"), new.find_nodes(op="placeholder"), strict=True)
+    for before, after in pairs:
+        after.meta = {**after.meta, **{k: v for k, v in before.meta.items() if k != "val"}}
