@@ -9,11 +9,6 @@
 
 namespace kd {
 
-struct Block {
-  const float* data;
-  int64_t ld;  // from row to row, or from panel to panel
-};
-
 // Addresses with equal low bits compete for the few places that a cache has for them.
 static inline bool crowded(int64_t ld) { return ld % 1024 == 0; }
 
@@ -23,6 +18,8 @@ static inline int64_t spread_out(int64_t size) { return ceil_div(size, 32) * 32 
 constexpr int64_t kDepth = 384;       // of a block
 constexpr int64_t kBlockRows = 160;   // so that a block of rows leaves room in the second cache
 constexpr int64_t kRowsBuffer = kBlockRows * (kDepth + 48);
+constexpr int64_t kBlockPanels = ceil_div(192, kLanes);
+constexpr int64_t kColumnsBuffer = kBlockPanels * kLanes * kDepth;
 constexpr int64_t kTileBuffer = kMostTileRows * kTileWidth * kLanes;
 
 // Adds up and finishes a tile of sums that were stored, because it is cut off by the edge of the
@@ -69,32 +66,33 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
     for (int64_t t = 0; t < tiles; t++) {
       const Range some = part_of(rows, t, tiles);
       const int high = static_cast<int>(some.size());
-      const float* left = a.data + some.begin * a.ld;
-      const float* right = b.data + strip.begin * b.ld;
+      const Block left{a.data + some.begin * a.across, a.across, a.along};
+      const Block right{b.data + strip.begin * b.across, b.across, b.along};
       float* to = c + some.begin * ldc + column;
       const Tile tile = tile_of(high, width);
       const Epilogue part = finish.last ? e.at(some.begin, column) : Epilogue{};
       if (direct) {
-        tile(depth, left, a.ld, right, b.ld, to, ldc, part, finish);
+        tile(depth, left, right, to, ldc, part, finish);
       } else {
         alignas(64) float sums[kTileBuffer];
-        tile(depth, left, a.ld, right, b.ld, sums, width * kLanes, part, Finish{});
+        tile(depth, left, right, sums, width * kLanes, part, Finish{});
         finish_tile(sums, width * kLanes, high, wide, to, ldc, part, finish);
       }
     }
   }
 }
 
-// How many threads side by side share the columns; the others share the rows.
-static inline int threads_over_columns(int64_t m, int64_t n, int team) {
+// How many threads side by side share the columns; the others share the rows. The two kinds of
+// operands cost their `making` for each element that a thread needs, in multiplications.
+static inline int threads_over_columns(int64_t m, int64_t n, int team, double making_rows,
+                                       double making_columns) {
   int best = team;
   double least = std::numeric_limits<double>::infinity();
   for (int across = 1; across <= team; across++) {
     if (team % across) continue;
-    const int down = team / across;
-    const double largest = static_cast<double>(ceil_div(m, down)) * ceil_div(panels_of(n), across);
-    const double traffic = static_cast<double>(m) * across + static_cast<double>(n) * down;
-    const double cost = largest * (1 + 1e-3 * traffic / (m + n));
+    const double rows = static_cast<double>(ceil_div(m, team / across));
+    const double columns = static_cast<double>(ceil_div(panels_of(n), across) * kLanes);
+    const double cost = rows * columns + rows * making_rows + columns * making_columns;
     if (cost < least) least = cost, best = across;
   }
   return best;
@@ -104,26 +102,43 @@ static inline int threads_over_columns(int64_t m, int64_t n, int team) {
 template <class Rows, class Columns>
 void multiply_share(int thread, int team, int64_t m, int64_t n, int64_t k, const Rows& a,
                     const Columns& b, float* c, int64_t ldc, const Epilogue& e) {
-  const int across = threads_over_columns(m, n, team), down = team / across;
+  const int across = threads_over_columns(m, n, team, Rows::kMaking, Columns::kMaking);
+  const int down = team / across;
   const Range rows = part_of(m, thread / across, down);
   const Range panels = part_of(panels_of(n), thread % across, across);
-  const int64_t column = panels.begin * kLanes;
-  const int64_t columns = std::min(panels.end * kLanes, n) - column;
-  if (rows.size() == 0 || columns <= 0) return;
+  if (rows.size() == 0 || panels.size() == 0) return;
   const Limits limits(e);
-  float* buffer = scratch<0>(kRowsBuffer);
-  const int64_t blocks = std::max<int64_t>(ceil_div(k, kDepth), 1);
-  const int64_t parts = ceil_div(rows.size(), kBlockRows);
-  for (int64_t part = 0; part < parts; part++) {
-    const Range some = part_of(rows.size(), part, parts);
+  float* rows_buffer = scratch<0>(kRowsBuffer);
+  const int64_t deep_blocks = std::max<int64_t>(ceil_div(k, kDepth), 1);
+  const int64_t row_blocks = ceil_div(rows.size(), kBlockRows);
+  const auto right_block = [&](Range wide, Range deep) {
+    return b.block(panels.begin + wide.begin, wide.size(), deep.begin, deep.size());
+  };
+  const auto step = [&](Range wide, int64_t row_block, int64_t deep_block, const Block& right) {
+    const Range deep = part_of(k, deep_block, deep_blocks);
+    const Range some = part_of(rows.size(), row_block, row_blocks);
     const int64_t row = rows.begin + some.begin;
-    for (int64_t block = 0; block < blocks; block++) {
-      const Range deep = part_of(k, block, blocks);
-      const Block left = a.block(row, some.size(), deep.begin, deep.size(), buffer);
-      const Block right = b.block(panels.begin, panels.size(), deep.begin, deep.size(), nullptr);
-      const Finish finish{block > 0, block == blocks - 1, limits.low, limits.high};
-      multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
-                      e.at(row, column), finish);
+    const int64_t column = (panels.begin + wide.begin) * kLanes;
+    const int64_t columns = std::min(wide.size() * kLanes, n - column);
+    const Block left = a.block(row, some.size(), deep.begin, deep.size(), rows_buffer);
+    const Finish finish{deep_block > 0, deep_block == deep_blocks - 1, limits.low, limits.high};
+    multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
+                    e.at(row, column), finish);
+  };
+  if (b.at_hand()) {
+    const Range wide{0, panels.size()};
+    for (int64_t i = 0; i < row_blocks; i++)
+      for (int64_t j = 0; j < deep_blocks; j++)
+        step(wide, i, j, right_block(wide, part_of(k, j, deep_blocks)));
+    return;
+  }
+  // What has to be made is made once, so its blocks are the outer loops.
+  const int64_t wide_blocks = ceil_div(panels.size(), kBlockPanels);
+  for (int64_t w = 0; w < wide_blocks; w++) {
+    const Range wide = part_of(panels.size(), w, wide_blocks);
+    for (int64_t j = 0; j < deep_blocks; j++) {
+      const Block right = right_block(wide, part_of(k, j, deep_blocks));
+      for (int64_t i = 0; i < row_blocks; i++) step(wide, i, j, right);
     }
   }
 }

@@ -8,24 +8,27 @@ namespace kd {
 
 // Rows of `a` as they are, or copied where they would push each other out of the cache.
 struct MatrixRows {
+  static constexpr double kMaking = 1;
   const float* a;
   int64_t lda;
 
   Block block(int64_t row, int64_t rows, int64_t k, int64_t depth, float* buffer) const {
     const float* from = a + row * lda + k;
-    if (!crowded(lda) || rows == 1) return {from, lda};
+    if (!crowded(lda) || rows == 1) return {from, lda, 1};
     const int64_t ld = spread_out(depth);
     for (int64_t i = 0; i < rows; i++) copy_row(buffer + i * ld, from + i * lda, depth);
-    return {buffer, ld};
+    return {buffer, ld, 1};
   }
 };
 
 struct PackedColumns {
+  static constexpr double kMaking = 1;
   const float* packed;
   int64_t k;
 
-  Block block(int64_t panel, int64_t, int64_t from, int64_t, float*) const {
-    return {packed + panel * kLanes * k + from * kLanes, k * kLanes};
+  bool at_hand() const { return true; }
+  Block block(int64_t panel, int64_t, int64_t from, int64_t) const {
+    return {packed + panel * kLanes * k + from * kLanes, k * kLanes, kLanes};
   }
 };
 

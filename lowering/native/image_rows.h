@@ -20,6 +20,8 @@ static inline void copy_overrunning(float* to, const float* from, int64_t size) 
 
 class ImageRows {
  public:
+  static constexpr double kMaking = 3;
+
   ImageRows(const ConvShape& shape, const float* x, int64_t group)
       : s_(shape), x_(x + group * shape.group_inputs()) {
     // Neighbouring taps of an ungrouped, undilated kernel row are neighbours in memory too.
@@ -37,7 +39,7 @@ class ImageRows {
       line(pixel, count, k, depth, buffer + (pixel - row) * ld, ld);
       pixel += count;
     }
-    return {buffer, ld};
+    return {buffer, ld, 1};
   }
 
  private:

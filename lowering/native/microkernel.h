@@ -11,7 +11,7 @@ namespace kd {
 // accumulators as the registers hold beside the operands. Wide tiles load less per multiplication.
 #if defined(__AVX512F__)
 constexpr int kTileWidth = 4;
-constexpr int kTileRows[kTileWidth + 1] = {0, 12, 14, 9, 7};
+constexpr int kTileRows[kTileWidth + 1] = {0, 12, 14, 8, 6};
 #elif defined(__AVX2__)
 constexpr int kTileWidth = 3;
 constexpr int kTileRows[kTileWidth + 1] = {0, 10, 6, 4};
@@ -63,28 +63,38 @@ static inline void hold_in_register(vec& v) {
 #endif
 }
 
-// rows x (width * kLanes) sums over k of a[row][k] * b[vector][k][lane].
+// Part of an operand: data[i * across + p * along], where p runs over what is summed up. For a
+// left operand i is a row, for a right one a panel of kLanes columns.
+struct Block {
+  const float* data;
+  int64_t across, along;
+};
+
+// rows x (width * kLanes) sums over k of a[row][k] * b[panel][k][lane].
 template <int rows, int width>
 struct Sums {
   vec at[rows][width];
 
-  __attribute__((always_inline)) Sums(int64_t k, const float* a, int64_t lda, const float* b,
-                                      int64_t ldb) {
+  __attribute__((always_inline)) Sums(int64_t depth, const Block& left, const Block& right) {
     for (int i = 0; i < rows; i++)
       for (int j = 0; j < width; j++) at[i][j] = vec{};
-    for (int64_t p = 0; p < k; p++) {
-      vec right[width];
+    const float* a = left.data;
+    const float* b = right.data;
+    const int64_t row = left.across, panel = right.across, a_step = left.along,
+                  b_step = right.along;
+    for (int64_t p = 0; p < depth; p++, a += a_step, b += b_step) {
+      vec loaded[width];
 #pragma GCC unroll 4
       for (int j = 0; j < width; j++) {
-        right[j] = load(b + j * ldb + p * kLanes);
-        if (rows > 1) hold_in_register(right[j]);
+        loaded[j] = load(b + j * panel);
+        if (rows > 1) hold_in_register(loaded[j]);
       }
 #pragma GCC unroll 16
       for (int i = 0; i < rows; i++) {
-        const vec left = broadcast(a + i * lda + p);
+        const vec factor = broadcast(a + i * row);
 #pragma GCC unroll 4
         for (int j = 0; j < width; j++)
-          at[i][j] = multiply_add(left, right[j], at[i][j]);
+          at[i][j] = multiply_add(factor, loaded[j], at[i][j]);
       }
     }
   }
@@ -92,9 +102,9 @@ struct Sums {
 
 // The activation of the epilogue, if it is due, is no more than the limits in `finish`.
 template <int rows, int width>
-void multiply_tile(int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                   int64_t ldc, const Epilogue& e, const Finish& finish) {
-  Sums<rows, width> sums(k, a, lda, b, ldb);
+void multiply_tile(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
+                   const Epilogue& e, const Finish& finish) {
+  Sums<rows, width> sums(depth, left, right);
   const auto each = [&](const auto& change) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
@@ -118,8 +128,8 @@ void multiply_tile(int64_t k, const float* a, int64_t lda, const float* b, int64
     for (int j = 0; j < width; j++) store(c + i * ldc + j * kLanes, sums.at[i][j]);
 }
 
-using Tile = void (*)(int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                      int64_t ldc, const Epilogue& e, const Finish& finish);
+using Tile = void (*)(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
+                      const Epilogue& e, const Finish& finish);
 
 template <int width, int... rows_less_one>
 static inline Tile tile_of_width(int rows, std::integer_sequence<int, rows_less_one...>) {

@@ -4,6 +4,7 @@
 
 #include "parallel.h"
 #include "partial.h"
+#include "transpose.h"
 
 namespace kd {
 
@@ -13,20 +14,26 @@ static inline int64_t packed_size(int64_t k, int64_t n) { return panels_of(n) * 
 // One panel of `columns` columns.
 static inline void pack_panel(float* to, const float* b, int64_t k, int columns, int64_t stride_k,
                               int64_t stride_n) {
+  int64_t done = 0;
   if (stride_n == 1) {
-    for (int64_t p = 0; p < k; p++) {
-      const float* from = b + p * stride_k;
-      store(to + p * kLanes, columns == kLanes ? load(from) : load_first(from, columns));
+    for (; done < k; done++) {
+      const float* from = b + done * stride_k;
+      store(to + done * kLanes, columns == kLanes ? load(from) : load_first(from, columns));
     }
-    return;
+  } else if (stride_k == 1) {
+    for (; done + kLanes <= k; done += kLanes) {
+      vec square[kLanes];
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; j++)
+        square[j] = j < columns ? load(b + done + j * stride_n) : vec{};
+      transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; i++) store(to + (done + i) * kLanes, square[i]);
+    }
   }
-  constexpr int64_t block = 16;  // a cache line of each column at a time
-  for (int64_t p0 = 0; p0 < k; p0 += block) {
-    const int64_t p1 = p0 + block < k ? p0 + block : k;
+  for (; done < k; done++)
     for (int j = 0; j < kLanes; j++)
-      for (int64_t p = p0; p < p1; p++)
-        to[p * kLanes + j] = j < columns ? b[p * stride_k + j * stride_n] : 0.0f;
-  }
+      to[done * kLanes + j] = j < columns ? b[done * stride_k + j * stride_n] : 0.0f;
 }
 
 static inline int columns_of_panel(int64_t n, int64_t panel) {

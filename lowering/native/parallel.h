@@ -39,7 +39,7 @@ static inline Range part_of(int64_t size, int64_t index, int64_t parts) {
   return {size * index / parts, size * (index + 1) / parts};
 }
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Floats of this thread's own, at least `size`, aligned to a cache line, kept between calls. Each
 // slot is one buffer, so that nested users do not meet.
