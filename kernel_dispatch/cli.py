@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kernel_dispatch import __version__, explain_command
+from kernel_dispatch import __version__, calibrate_command, explain_command
 from kernel_dispatch.bench import command as bench
 from kernel_dispatch.terminal import Style, style_of, write, write_json
 from kernel_dispatch.user_code import UserCodeError, print_user_error
@@ -82,6 +82,7 @@ _EXAMPLES = """examples:
   kernel-dispatch devices                     every target: present, or absent and why
   kernel-dispatch explain shop.model:build    compile it with `unified` and tell what happened
   kernel-dispatch explain train.py -- --epochs 1
+  kernel-dispatch calibrate                   measure this machine, once
   kernel-dispatch bench shop.model:build      time it under eager, Inductor and `unified`
 
 exit code: 0 fine, 1 problems found, 2 wrong usage or a bad setting.
@@ -167,6 +168,14 @@ def _parser() -> argparse.ArgumentParser:
             bench.run_compare,
             "what became slower between two results of bench",
             epilog=bench.COMPARE_EPILOG,
+        )
+    )
+    calibrate_command.add_arguments(
+        command(
+            "calibrate",
+            calibrate_command.run,
+            "measure this machine, so that the fastest library is taken",
+            description=calibrate_command.DESCRIPTION,
         )
     )
     command("levels", _levels, "what O0 to O3 may do and what they promise")

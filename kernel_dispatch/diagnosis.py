@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernel_dispatch import __version__
+from kernel_dispatch import __version__, calibrate_command
 from kernel_dispatch.settings import OPTIONS
 from lowering.contract import Probe, Provider, Target
 from lowering.levels import Level
 from lowering.libraries import Library
 from lowering.machine import CpuFacts
+from lowering.profile import SHAPES, MachineProfile, RateKey
 from triton_kernels.availability import TritonStatus
 
 DISTRIBUTION = "kernel-dispatch"
@@ -63,6 +64,17 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """The machine profile that holds now, and those that do not."""
+
+    profile: MachineProfile | None = None
+    path: str = ""
+    note: str = ""  # why there is none
+    setting: str = "auto"
+    others: tuple[str, ...] = ()  # where each differs, in words
+
+
+@dataclass(frozen=True)
 class Facts:
     """Everything that was asked, as plain data. `failed`: what could not be asked -> the error."""
 
@@ -76,6 +88,7 @@ class Facts:
     libraries: tuple[Library, ...] = ()
     compiler: Probe | None = None
     triton: TritonStatus | None = None
+    calibration: Calibration | None = None
     targets: tuple[tuple[Target, Probe], ...] = ()
     providers: tuple[tuple[Provider, Probe], ...] = ()
     broken_targets: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # why, distribution
@@ -272,6 +285,45 @@ def _details_of(found: Probe) -> dict[str, Any]:
 _GPUS = ("cuda", "rocm", "xpu")  # the targets whose code Triton generates
 
 
+def _calibration(facts: Facts) -> Iterator[Row]:
+    section, found = "Calibration", facts.calibration
+    if found is None:
+        return
+    profile = found.profile
+    if profile is None:
+        then = "measured when a graph first needs it" if found.setting == "auto" else "off"
+        aside = "".join(
+            f"; there is one {other}, which does not hold here" for other in found.others
+        )
+        text = f"{found.note} ({then}): libraries are chosen by what such CPUs are known for{aside}"
+        yield Row(section, "profile", "info", text, calibrate_command.COMMAND)
+        return
+    text = f"measured {profile.date} in {profile.seconds:.1f} s with {profile.conditions.threads} "
+    text += f"threads, kept in {found.path}"
+    if profile.disturbed:
+        text += f"; {calibrate_command.disturbance(profile)}"
+        yield Row(section, "profile", "warn", text, calibrate_command.COMMAND, profile.as_dict())
+    else:
+        yield Row(section, "profile", "ok", text, "", profile.as_dict())
+    for kind, dtype in dict.fromkeys((key.kind, key.dtype) for key in sorted(profile.rates)):
+        yield Row(section, f"{kind} {dtype}", "ok", _fastest(profile, kind, dtype))
+    yield Row(section, "bandwidth", "ok", calibrate_command.bandwidths(profile))
+    yield Row(section, "call overhead", "ok", f"{profile.call_us:.1f} us")
+
+
+def _fastest(profile: MachineProfile, kind: str, dtype: str) -> str:
+    """GFLOP/s of each provider, the fastest first, for each shape."""
+    parts = []
+    for shape in SHAPES.get(kind, ()):
+        ranked = [
+            f"{provider} {profile.rates[RateKey(kind, provider, dtype, shape)]:.0f}"
+            for provider in profile.faster(kind, dtype, shape)
+        ]
+        if ranked:
+            parts.append(f"{shape}: {', '.join(ranked)}")
+    return "; ".join(parts) + " GFLOP/s"
+
+
 def _targets(facts: Facts) -> Iterator[Row]:
     for target, found in facts.targets:
         notes = "".join(f"; {note}" for note in found.details.get("notes", ()))
@@ -372,6 +424,7 @@ _SECTIONS: dict[str, Callable[[Facts], Iterator[Row]]] = {
     "CPU": _cpu,
     "Libraries of torch": _libraries,
     "Code generators": _code_generators,
+    "Calibration": _calibration,
     "Targets": _targets,
     "Providers": _providers,
     "Settings": _settings_rows,

@@ -18,11 +18,19 @@ from typing import TypeVar
 
 import torch
 
-from kernel_dispatch import __version__, devices
-from kernel_dispatch.diagnosis import DISTRIBUTION, Facts, Row, Setting, Window, exit_code
-from kernel_dispatch.settings import OPTIONS, resolve
+from kernel_dispatch import __version__, calibration, devices
+from kernel_dispatch.diagnosis import (
+    DISTRIBUTION,
+    Calibration,
+    Facts,
+    Row,
+    Setting,
+    Window,
+    exit_code,
+)
+from kernel_dispatch.settings import OPTIONS, Settings, resolve
 from kernel_dispatch.terminal import Style
-from lowering import libraries, machine, providers, targets, toolchain
+from lowering import libraries, machine, measuring, providers, targets, toolchain
 from lowering.contract import Probe, Provider, Target
 from lowering.errors import UnifiedError, nearest
 from lowering.targets.xpu import ipex_status
@@ -59,6 +67,7 @@ def collect(environ: Mapping[str, str] | None = None) -> Facts:
             libraries=ask("libraries", libraries.libraries, ()),
             compiler=ask("C++ compiler", toolchain.probe_deep, None),
             triton=ask("triton", triton_status, None),
+            calibration=ask("calibration", lambda: _calibration(environ), None),
             targets=ask("targets", probed_targets, ()),
             providers=ask("providers", _probed_providers, ()),
             broken_targets=ask("target plug-ins", _broken_targets, {}),
@@ -111,6 +120,28 @@ def _answer(found: object) -> Probe:
     if isinstance(found, Probe):
         return found
     return Probe.no(f"its probe gave {found!r}, not a lowering.contract.Probe")
+
+
+def _calibration(environ: Mapping[str, str]) -> Calibration:
+    """What is stored; nothing is measured. A bad setting has a row of its own."""
+    deciding = ("cache_dir", "calibration", "threads")
+    names = {option.env for option in OPTIONS if option.name in deciding}
+    try:
+        settings = resolve(environ={k: v for k, v in environ.items() if k in names})
+    except UnifiedError:
+        settings = Settings()
+    wanted, folder = measuring.conditions(settings.threads), settings.cache_folder
+    found = calibration.read(folder, wanted)
+    return Calibration(
+        profile=found.profile,
+        path=str(found.path or ""),
+        note=found.note,
+        setting=settings.calibration,
+        others=tuple(
+            " and ".join(one.conditions.differences(wanted))
+            for one in calibration.others(folder, wanted)
+        ),
+    )
 
 
 def _settings(environ: Mapping[str, str]) -> Iterator[Setting]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -104,6 +107,29 @@ def _parse_threads(value: Any, source: str) -> int | None:
 _MOST_THREADS = 4096
 
 
+def _parse_cache_dir(value: Any, source: str) -> str | None:
+    """An absolute path; it need not exist yet. None is the user's own cache folder."""
+    if value is None:
+        return None
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise SettingError(f"cache_dir={value!r} (from {source}): give the path of a folder.")
+    folder = os.path.abspath(os.path.expanduser(text.strip()))
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise SettingError(f"cache_dir={value!r} (from {source}): {folder} is not a folder.")
+    return folder
+
+
+def _parse_calibration(value: Any, source: str) -> str:
+    word = str(value).strip().lower()
+    if word not in CALIBRATION:
+        raise unknown("calibration", value, CALIBRATION, source)
+    return word
+
+
+CALIBRATION = ("auto", "off")
+
+
 def _parse_inductor(value: Any, source: str) -> tuple[tuple[str, Any], ...]:
     """Config of Inductor for advanced users, every key checked against the installed torch."""
     if not isinstance(value, Mapping):
@@ -180,6 +206,24 @@ OPTIONS: tuple[Option, ...] = (
         "CPU threads while a graph compiles and runs; restored after each call.",
     ),
     Option(
+        "cache_dir",
+        "UNIFIED_CACHE_DIR",
+        None,
+        _parse_cache_dir,
+        "the path of a folder; it is made when it is needed",
+        "Where machine profiles are kept; by default the user's own cache folder: "
+        "$XDG_CACHE_HOME/kernel_dispatch, else what the platform has for that.",
+    ),
+    Option(
+        "calibration",
+        "UNIFIED_CALIBRATION",
+        "auto",
+        _parse_calibration,
+        "auto or off",
+        "auto measures this machine once, for 3 seconds, when a graph needs it and no profile "
+        "is stored; off only uses a stored one.",
+    ),
+    Option(
         "inductor",
         None,
         (),
@@ -209,9 +253,15 @@ class Settings:
     strict: bool = False
     disable: frozenset[str] = frozenset()
     threads: int | None = None
+    cache_dir: str | None = None
+    calibration: str = "auto"
     inductor: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold lists
     mode: str | None = None
     sources: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cache_folder(self) -> Path:
+        return Path(self.cache_dir) if self.cache_dir else default_cache_folder()
 
     def against_context(self) -> str:
         """Where configure(), as it is in force now, asks for something else than these settings."""
@@ -231,12 +281,32 @@ class Settings:
             "strict": self.strict,
             "disable": sorted(self.disable),
             "threads": self.threads,
+            "cache_dir": str(self.cache_folder),
+            "calibration": self.calibration,
             "inductor": {key: repr(value) for key, value in self.inductor},
         }
         rows = {name: {"value": v, "source": sources[name]} for name, v in shown.items()}
         if self.mode:
             rows["mode"] = {"value": self.mode, "source": "mode="}
         return rows
+
+
+def default_cache_folder(
+    environ: Mapping[str, str] | None = None, platform: str = sys.platform
+) -> Path:
+    """The user's own cache folder, as the platform has it."""
+    environ = os.environ if environ is None else environ
+    name = "kernel_dispatch"
+    xdg = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg):  # the XDG specification: a relative one is to be ignored
+        return Path(xdg, name)
+    if platform == "win32" and environ.get("LOCALAPPDATA"):
+        return Path(environ["LOCALAPPDATA"], name, "Cache")
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user id without a home, as containers have
+        return Path(tempfile.gettempdir(), f"{name}-{os.getuid() if hasattr(os, 'getuid') else 0}")
+    return home / ("Library/Caches" if platform == "darwin" else ".cache") / name
 
 
 _context: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(

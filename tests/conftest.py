@@ -15,6 +15,16 @@ import torch
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def never_calibrated(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test times the machine by surprise, and none sees the profile that a developer keeps."""
+    os.environ.update(_uncalibrated(tmp_path_factory.mktemp("profiles")))
+
+
+def _uncalibrated(folder: Path) -> dict[str, str]:
+    return {"UNIFIED_CALIBRATION": "off", "UNIFIED_CACHE_DIR": str(folder)}
+
+
 @pytest.fixture(autouse=True)
 def fresh_state() -> Iterator[None]:
     environment = dict(os.environ)
@@ -43,11 +53,13 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def python(tmp_path: Path, shared_cache: Path) -> Python:
-    """Run a script in a process of its own, in an empty folder, without UNIFIED_* variables."""
+    """Run a script in a process of its own, in an empty folder, without UNIFIED_* variables except
+    those of `never_calibrated`."""
 
     def run(script: str, *, check: bool = True, timeout: float = 180, **env: str | None):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("UNIFIED_", "TORCH"))}
         clean["TORCHINDUCTOR_CACHE_DIR"] = str(shared_cache)
+        clean |= _uncalibrated(tmp_path / "profiles")
         for name, value in env.items():
             if value is None:
                 clean.pop(name, None)

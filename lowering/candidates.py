@@ -1,0 +1,176 @@
+"""Who is measured: one small function per provider that makes a problem ready to be computed.
+
+A candidate is asked with a `Gemm` or a `Conv` that all candidates of its group share, and gives
+back a function without arguments, or None where it cannot compute such a problem. What it raises
+is noted as the reason why it was left out. New providers add themselves with `register`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from lowering.profile import EAGER, SHAPES, RateKey
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A linear layer: x [rows, inputs], weight [outputs, inputs]."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    threads: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.x.shape[0] * self.weight.numel()
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution of stride 1 that keeps height and width."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    padding: tuple[int, int]
+    groups: int
+    threads: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.x[:, 0].numel() * self.weight.numel()
+
+
+Run = Callable[[], Any]
+Prepare = Callable[[Any], "Run | None"]
+CANDIDATES: dict[RateKey, Prepare] = {}
+_versions: dict[RateKey, Callable[[], str]] = {}
+
+
+def register(
+    kind: str,
+    provider: str,
+    dtypes: Iterable[str],
+    prepare: Prepare,
+    shapes: Iterable[str] | None = None,
+    version: Callable[[], str] = str,
+) -> None:
+    """Have a provider measured. With another `version` earlier profiles no longer hold: for kernels
+    of our own it is the digest of their sources. What has to be built first, is built by whoever
+    decides to measure: the budget is not for compilers."""
+    for dtype in dtypes:
+        for shape in SHAPES[kind] if shapes is None else shapes:
+            key = RateKey(kind, provider, dtype, shape)
+            CANDIDATES[key], _versions[key] = prepare, version
+
+
+def described() -> str:
+    """Who would be measured, in one text: a part of what a profile holds for."""
+    return "\n".join(f"{' '.join(key)} {_versions[key]()}" for key in sorted(_versions))
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+# Weights past the second-level cache, as those of real models are; calls of some milliseconds.
+_INPUTS, _OUTPUTS = 1024, 4096
+_ROWS = {"vector": 1, "small": 8, "large": 128}
+_SIDE = 56
+# shape -> input channels, output channels, kernel, groups
+_CONVS = {
+    "pointwise": (64, 256, 1, 1),
+    "spatial": (64, 64, 3, 1),
+    "depthwise": (128, 128, 3, 128),
+}
+
+
+def problem(kind: str, dtype: str, shape: str, threads: int) -> Gemm | Conv:
+    """The same numbers every time; no generator is touched, since a user's seed decides others."""
+    element = getattr(torch, dtype)
+
+    def filled(*sizes: int) -> torch.Tensor:
+        count = torch.arange(math.prod(sizes), dtype=torch.float32, device="cpu")
+        return ((count % 251 - 125) / 125).to(element).reshape(sizes)
+
+    if kind == "gemm":
+        x = filled(_ROWS[shape], _INPUTS)
+        return Gemm(x, filled(_OUTPUTS, _INPUTS), filled(_OUTPUTS), threads)
+    channels, outputs, kernel, groups = _CONVS[shape]
+    return Conv(
+        x=filled(1, channels, _SIDE, _SIDE),
+        weight=filled(outputs, channels // groups, kernel, kernel),
+        bias=filled(outputs),
+        padding=(kernel // 2, kernel // 2),
+        groups=groups,
+        threads=threads,
+    )
+
+
+# --- the libraries of torch -----------------------------------------------------------------------
+
+
+def _eager_linear(p: Gemm) -> Run:
+    return lambda: functional.linear(p.x, p.weight, p.bias)
+
+
+def _mkl_linear(p: Gemm) -> Run | None:
+    if not torch.backends.mkl.is_available():
+        return None
+    rows, operators = p.x.shape[0], torch.ops.mkl
+    packed = operators._mkl_reorder_linear_weight(p.weight, rows)
+    return lambda: operators._mkl_linear(p.x, packed, p.weight, p.bias, rows)
+
+
+def _mkldnn_linear(p: Gemm) -> Run | None:
+    if not torch.backends.mkldnn.is_available():
+        return None
+    operators = torch.ops.mkldnn
+    packed = operators._reorder_linear_weight(p.weight, p.x.shape[0])
+    return lambda: operators._linear_pointwise(p.x, packed, p.bias, "none", [], "")
+
+
+def _eager_conv(p: Conv) -> Run:
+    """In the layout that models come in."""
+    return lambda: functional.conv2d(p.x, p.weight, p.bias, 1, p.padding, 1, p.groups)
+
+
+def _mkldnn_conv(p: Conv) -> Run | None:
+    """In the layout that oneDNN likes: whoever uses it keeps the graph channels-last."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    operators, ones, padding = torch.ops.mkldnn, (1, 1), p.padding
+    x = p.x.contiguous(memory_format=torch.channels_last)
+    packed = operators._reorder_convolution_weight(
+        p.weight.contiguous(memory_format=torch.channels_last),
+        padding,
+        ones,
+        ones,
+        p.groups,
+        list(x.shape),
+    )
+    return lambda: operators._convolution_pointwise(
+        x, packed, p.bias, padding, ones, ones, p.groups, "none", [], ""
+    )
+
+
+def _nnpack_conv(p: Conv) -> Run | None:
+    operator = getattr(torch, "_nnpack_spatial_convolution", None)
+    if operator is None or not torch.backends.nnpack.is_available():
+        return None
+    return lambda: operator(p.x, p.weight, p.bias, p.padding)
+
+
+_DTYPES = ("float32", "bfloat16", "float16")
+register("gemm", EAGER, _DTYPES, _eager_linear)
+register("gemm", "mkl", ("float32",), _mkl_linear)
+register("gemm", "mkldnn", _DTYPES, _mkldnn_linear)
+register("conv", EAGER, _DTYPES, _eager_conv)
+register("conv", "mkldnn", _DTYPES, _mkldnn_conv)
+# NNPACK has no groups, and its gain is in the 3x3 convolutions.
+register("conv", "nnpack", ("float32",), _nnpack_conv, shapes=("spatial",))
