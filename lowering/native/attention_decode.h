@@ -1,5 +1,5 @@
-// Attention of few queries, which takes as long as reading keys and values takes: they are read where
-// they lie. Long rows of keys are split into parts of which each thread takes some.
+// Attention of few queries, which takes as long as reading keys and values takes: they are read
+// where they lie. Long rows of keys are split into parts of which each thread takes some.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +84,8 @@ static inline void add_value_rows(const Element* values, int64_t stride, int key
   constexpr int widest = rows <= 2 || kRows > 6 ? 4 : 2;  // as many as the registers hold
   int64_t c = 0;
   for (; c + widest * kLanes <= dv; c += widest * kLanes)
-    add_value_columns<rows, widest>(values + c, stride, keys, kLanes, weights, rescale, sums + c, ld);
+    add_value_columns<rows, widest>(values + c, stride, keys, kLanes, weights, rescale, sums + c,
+                                    ld);
   for (; c + 2 * kLanes <= dv; c += 2 * kLanes)
     add_value_columns<rows, 2>(values + c, stride, keys, kLanes, weights, rescale, sums + c, ld);
   for (; c < dv; c += kLanes)
@@ -94,9 +95,9 @@ static inline void add_value_rows(const Element* values, int64_t stride, int key
 }
 
 template <class Element>
-static inline void add_values(const Element* values, int64_t stride, int keys, int64_t dv,
-                              const float* weights, int rows, const float* rescale, float* sums,
-                              int64_t ld) {
+static inline void add_unpacked(const Element* values, int64_t stride, int keys, int64_t dv,
+                                const float* weights, int rows, const float* rescale, float* sums,
+                                int64_t ld) {
   for (int r = 0; r < rows; r += 4) {
     const auto add = rows - r == 1   ? add_value_rows<1, Element>
                      : rows - r == 2 ? add_value_rows<2, Element>
@@ -126,8 +127,9 @@ static inline void attend_keys(const Group& group, Range keys, const Element* q,
   const int64_t d = whole_vectors(shape.d), ld = whole_vectors(shape.dv);
   float* queries = scratch<2>(rows * d);
   const vec scale = splat(query_scale(shape));
-  for (int r = 0; r < rows; r++) {
-    const Element* from = q + group.query_offset(r);
+  Row row = group.row(0);
+  for (int r = 0; r < rows; r++, row = group.after(row)) {
+    const Element* from = q + group.query_offset(row);
     for (int64_t p = 0; p < shape.d; p += kLanes) {
       const int64_t left = shape.d - p;
       store(queries + r * d + p,
@@ -142,9 +144,9 @@ static inline void attend_keys(const Group& group, Range keys, const Element* q,
     const int count = static_cast<int>(std::min<int64_t>(kBlockKeys, keys.end - key));
     score_keys(k + group.key_offset(key), shape.k_l, count, queries, rows, shape.d, scores);
     float rescale[kRowsInLanes];
-    weigh(group, 0, rows, key, count, scores, result.softmax, rescale);
-    add_values(v + group.value_offset(key), shape.v_l, count, shape.dv, scores, rows, rescale,
-               result.sums, ld);
+    weigh(group, group.row(0), rows, key, count, scores, result.softmax, rescale);
+    add_unpacked(v + group.value_offset(key), shape.v_l, count, shape.dv, scores, rows, rescale,
+                 result.sums, ld);
   }
 }
 
@@ -155,7 +157,8 @@ static inline void merge(const Group& group, float* partials, int64_t parts, Ele
   const int64_t step = Partial::floats(rows, ld);
   const float unit = group.shape.mask ? kLog2E : 1.0f;
   const Partial total(partials, rows, ld);
-  for (int64_t r = 0; r < rows; r++) {
+  Row row = group.row(0);
+  for (int64_t r = 0; r < rows; r++, row = group.after(row)) {
     float greatest = -INFINITY;
     for (int64_t p = 0; p < parts; p++)
       greatest = std::max(greatest, Partial(partials + p * step, rows, ld).softmax.maximum[r]);
@@ -173,7 +176,7 @@ static inline void merge(const Group& group, float* partials, int64_t parts, Ele
       const vec weight = load(part.softmax.sum + r * kLanes);
       store(weights, p == 0 ? weight * rescale : fma(weight, rescale, load(weights)));
     }
-    write_row(o + group.output_offset(r), sums, inverse_sum(weights), group.shape.dv);
+    write_row(o + group.output_offset(row), sums, inverse_sum(weights), group.shape.dv);
   }
 }
 

@@ -1,5 +1,5 @@
-// Attention of many queries: a work item is some rows of a group, which go through the keys block by
-// block. Each block is packed by the item that reads it and is still in its cache then.
+// Attention of many queries: a work item is some rows of a group, which go through the keys block
+// by block. Each block is packed by the item that reads it and is still in its cache then.
 #pragma once
 
 #include <algorithm>
@@ -11,23 +11,21 @@
 namespace kd {
 namespace attending {
 
-constexpr int64_t kMostItemRows = 384;   // their sums and queries leave room in the second cache
-constexpr int64_t kFewestItemRows = 48;  // below that, packing would outweigh computing
+constexpr int64_t kItemFloats = 65536;  // queries and sums of an item: they stay in the cache
+constexpr int64_t kFewestItemRows = 48;  // with fewer, packing would take longer than computing
 
+// [d][kRows]. Where that is no whole number of vectors, what a column writes beyond its end is
+// overwritten by the next one, or is slack.
 template <class Element>
-static inline void pack_queries(float* to, const Group& group, const Element* q, int64_t first_row,
+static inline void pack_queries(float* to, const Group& group, const Element* q, Row row,
                                 int rows) {
-  const int64_t d = group.shape.d;
+  static_assert(kRows < kLanes || kRows % kLanes == 0, "columns would overwrite earlier ones");
   const vec scale = splat(query_scale(group.shape));
-  for (int r = 0; r < rows; r++) {
-    const Element* from = q + group.query_offset(first_row + r);
-    for (int64_t p = 0; p < d; p += kLanes) {
-      const int count = d - p < kLanes ? static_cast<int>(d - p) : kLanes;
-      float scaled[kLanes];
-      store(scaled, scale * (count == kLanes ? load_floats(from + p)
-                                             : load_floats_first(from + p, count)));
-      for (int i = 0; i < count; i++) to[(p + i) * kRows + r] = scaled[i];
-    }
+  for (int r = 0; r < rows; r += kLanes) {
+    const int present = std::min(rows - r, kLanes);
+    const Element* from[kLanes];
+    for (int i = 0; i < present; i++, row = group.after(row)) from[i] = q + group.query_offset(row);
+    pack_columns(to + r, kRows, from, present, group.shape.d, 0, [&](vec v) { return v * scale; });
   }
 }
 
@@ -63,15 +61,12 @@ static inline void attend_rows(const Group& group, Range range, const Element* q
   Softmax softmax(memory.softmax, rows);
   softmax.start(rows);
   std::fill(memory.sums, memory.sums + rows * ld, 0.0f);
-  int64_t keys = 0;
   for (int64_t t = 0; t < tiles; t++) {
     const Range tile = part_of(rows, t, tiles);
-    pack_queries(memory.queries + t * kRows * shape.d, group, q, range.begin + tile.begin,
-                 static_cast<int>(tile.size()));
+    pack_queries(memory.queries + t * kRows * shape.d, group, q,
+                 group.row(range.begin + tile.begin), static_cast<int>(tile.size()));
   }
-  for (int64_t r = range.begin; r < range.end; r++) keys = std::max(keys, group.visible_keys(r));
-
-  const std::make_integer_sequence<int, kRows> heights;
+  const int64_t keys = group.visible_keys(group.row(range.begin), rows);
   for (int64_t key = 0; key < keys; key += kBlockKeys) {
     const int count = static_cast<int>(std::min<int64_t>(kBlockKeys, keys - key));
     pack_keys(memory.keys, k + group.key_offset(key), shape.k_l, count, shape.d);
@@ -79,28 +74,21 @@ static inline void attend_rows(const Group& group, Range range, const Element* q
     for (int64_t t = 0; t < tiles; t++) {
       const Range tile = part_of(rows, t, tiles);
       const int height = static_cast<int>(tile.size());
-      int64_t seen = 0;
-      for (int64_t r = tile.begin; r < tile.end; r++)
-        seen = std::max(seen, group.visible_keys(range.begin + r) - key);
+      const Row first = group.row(range.begin + tile.begin);
+      const int64_t seen = group.visible_keys(first, height) - key;
       if (seen <= 0) continue;
       const int width = static_cast<int>(std::min<int64_t>(count, seen));
-      const ScoreTile score = score_tile_of(height, heights);
-      for (int j = 0; j < width; j += kPanel)
-        score(shape.d, memory.queries + t * kRows * shape.d, memory.keys + j * shape.d,
-              memory.scores + j);
+      score(height, shape.d, width, memory.queries + t * kRows * shape.d, memory.keys,
+            memory.scores);
       float rescale[kRowsInLanes];
-      weigh(group, range.begin + tile.begin, height, key, width, memory.scores,
-            softmax.from(tile.begin), rescale);
-      float* sums = memory.sums + tile.begin * ld;
-      for (int64_t c = 0; c < ld; c += kPanel) {
-        const ValueTile add = c + kPanel <= ld ? value_tile_of<2>(height, heights)
-                                               : value_tile_of<1>(height, heights);
-        add(width, memory.scores, memory.values + c * count, rescale, sums + c, ld);
-      }
+      weigh(group, first, height, key, width, memory.scores, softmax.from(tile.begin), rescale);
+      add_values(height, width, count, memory.scores, memory.values, rescale,
+                 memory.sums + tile.begin * ld, ld);
     }
   }
-  for (int64_t r = 0; r < rows; r++)
-    write_row(o + group.output_offset(range.begin + r), memory.sums + r * ld,
+  Row row = group.row(range.begin);
+  for (int64_t r = 0; r < rows; r++, row = group.after(row))
+    write_row(o + group.output_offset(row), memory.sums + r * ld,
               inverse_sum(softmax.sum + r * kLanes), shape.dv);
 }
 
@@ -111,9 +99,10 @@ static inline void prefill(const AttentionShape& shape, const Element* q, const 
   const int64_t rows = shape.heads / shape.kv_heads * shape.lq;
   const double work = 2.0 * groups * rows * shape.lk * (shape.d + shape.dv);
   threads = useful_threads(threads, work, 1e6);
-  // Enough items that no thread waits long for the last one. A row's result is the same in any item.
+  // Enough items that no thread waits long for the last one. No row's result depends on its item.
   const int64_t wanted = threads > 1 ? ceil_div(threads * 8, groups) : 1;
-  const int64_t parts = std::max(ceil_div(rows, kMostItemRows),
+  const int64_t most = std::max(kFewestItemRows, kItemFloats / (shape.d + shape.dv + 1));
+  const int64_t parts = std::max(ceil_div(rows, most),
                                  std::min(wanted, std::max<int64_t>(1, rows / kFewestItemRows)));
   std::atomic<int64_t> next{0};
   in_parallel(threads, [&](int, int) {

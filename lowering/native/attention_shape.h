@@ -21,24 +21,32 @@ namespace attending {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 
-// One head of the keys, with the queries of all heads that share it as rows: row = head * lq + query.
+struct Row {
+  int64_t head, query;
+};
+
+// One head of the keys. The queries of all heads that share it are its rows, head by head.
 struct Group {
   const AttentionShape& shape;
   int64_t batch, kv_head;
 
   int64_t heads() const { return shape.heads / shape.kv_heads; }
   int64_t rows() const { return heads() * shape.lq; }
-  int64_t head(int64_t row) const { return kv_head * heads() + row / shape.lq; }
-  int64_t query(int64_t row) const { return row % shape.lq; }
+  Row row(int64_t index) const {
+    return {kv_head * heads() + index / shape.lq, index % shape.lq};
+  }
+  Row after(Row row) const {
+    return row.query + 1 < shape.lq ? Row{row.head, row.query + 1} : Row{row.head + 1, 0};
+  }
 
-  int64_t query_offset(int64_t row) const {
-    return batch * shape.q_b + head(row) * shape.q_h + query(row) * shape.q_l;
+  int64_t query_offset(Row row) const {
+    return batch * shape.q_b + row.head * shape.q_h + row.query * shape.q_l;
   }
-  int64_t output_offset(int64_t row) const {
-    return batch * shape.o_b + head(row) * shape.o_h + query(row) * shape.o_l;
+  int64_t output_offset(Row row) const {
+    return batch * shape.o_b + row.head * shape.o_h + row.query * shape.o_l;
   }
-  int64_t mask_offset(int64_t row, int64_t key) const {
-    return batch * shape.m_b + head(row) * shape.m_h + query(row) * shape.m_q + key * shape.m_k;
+  int64_t mask_offset(Row row, int64_t key) const {
+    return batch * shape.m_b + row.head * shape.m_h + row.query * shape.m_q + key * shape.m_k;
   }
   int64_t key_offset(int64_t key) const {
     return batch * shape.k_b + kv_head * shape.k_h + key * shape.k_l;
@@ -47,9 +55,13 @@ struct Group {
     return batch * shape.v_b + kv_head * shape.v_h + key * shape.v_l;
   }
 
-  // How many keys, from the first on, the row may see.
-  int64_t visible_keys(int64_t row) const {
-    return shape.causal && query(row) + 1 < shape.lk ? query(row) + 1 : shape.lk;
+  // How many keys, from the first on, the row may see; and what any of `count` rows may see.
+  int64_t visible_keys(Row row) const {
+    return shape.causal && row.query + 1 < shape.lk ? row.query + 1 : shape.lk;
+  }
+  int64_t visible_keys(Row first, int64_t count) const {
+    const int64_t last = first.query + count - 1;
+    return visible_keys(Row{first.head, last < shape.lq ? last : shape.lq - 1});
   }
 };
 

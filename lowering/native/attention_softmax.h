@@ -17,8 +17,10 @@ constexpr int kScoreStride = kBlockKeys + 16;  // no power of two, whose multipl
 // The most rows whose scores are worked on at once.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 12;
-#else
+#elif defined(__AVX2__)
 constexpr int kRows = 6;
+#else
+constexpr int kRows = 4;
 #endif
 constexpr int kRowsInLanes = (kRows + kLanes - 1) / kLanes * kLanes;
 
@@ -120,7 +122,7 @@ static inline vec replace_by_weights(float* scores, int width, float maximum) {
 
 // The row's mask from the given key on, as `count` neighbours in memory.
 template <class Entry>
-static inline const Entry* mask_row(const Group& group, const Entry* mask, int64_t row, int64_t key,
+static inline const Entry* mask_row(const Group& group, const Entry* mask, Row row, int64_t key,
                                     int count, Entry* gathered) {
   const Entry* from = mask + group.mask_offset(row, key);
   if (group.shape.m_k == 1) return from;
@@ -130,13 +132,14 @@ static inline const Entry* mask_row(const Group& group, const Entry* mask, int64
 
 // Turns the scores of `rows` rows for the keys from first_key on into weights; rescale[row] is what
 // earlier sums are to be multiplied by. `width` keys, rounded up to whole vectors, are written.
-static inline void weigh(const Group& group, int64_t first_row, int rows, int64_t first_key,
+static inline void weigh(const Group& group, Row first_row, int rows, int64_t first_key,
                          int width, float* scores, const Softmax& softmax, float* rescale) {
   const AttentionShape& shape = group.shape;
   vec greatest[kRowsInLanes];
   for (int r = rows; r < kRowsInLanes; r++) greatest[r] = splat(-INFINITY);
-  for (int r = 0; r < rows; r++) {
-    const int64_t row = first_row + r, seen = group.visible_keys(row) - first_key;
+  Row row = first_row;
+  for (int r = 0; r < rows; r++, row = group.after(row)) {
+    const int64_t seen = group.visible_keys(row) - first_key;
     const int visible = seen < 0 ? 0 : seen < width ? static_cast<int>(seen) : width;
     float* row_scores = scores + r * kScoreStride;
     if (shape.mask) {
@@ -175,7 +178,7 @@ static inline void weigh(const Group& group, int64_t first_row, int rows, int64_
   }
 }
 
-// What sums of weighted values are to be divided by is returned inverted; zero where no key counted.
+// The inverse of what sums of weighted values are to be divided by; zero where no key counted.
 static inline float inverse_sum(const float* sum) {
   const float total = horizontal_sum(load(sum));
   return total == 0.0f ? 0.0f : 1.0f / total;

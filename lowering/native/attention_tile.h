@@ -11,14 +11,14 @@
 namespace kd {
 namespace attending {
 
-constexpr int kPanel = 2 * kLanes;  // columns of a tile
-
-// rows x (width * kLanes) sums over p of left[row * row_step + p * step] * right[p][vector].
+// rows x (width * kLanes) sums over p of left[row * row_step + p * step] * right[vector][p], whose
+// vectors are `apart` floats apart.
 template <int rows, int width, int row_step, int step>
 struct Products {
   vec at[rows][width];
 
-  __attribute__((always_inline)) Products(int64_t size, const float* left, const float* right) {
+  __attribute__((always_inline)) Products(int64_t size, const float* left, const float* right,
+                                          int64_t apart) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
@@ -27,7 +27,7 @@ struct Products {
       vec column[width];
 #pragma GCC unroll 2
       for (int j = 0; j < width; j++) {
-        column[j] = load(right + (p * width + j) * kLanes);
+        column[j] = load(right + j * apart + p * kLanes);
         if (rows > 1) hold_in_register(column[j]);
       }
 #pragma GCC unroll 16
@@ -40,19 +40,20 @@ struct Products {
   }
 };
 
-template <int rows>
+template <int rows, int width>
 void score_tile(int64_t d, const float* queries, const float* keys, float* scores) {
-  const Products<rows, 2, 1, kRows> products(d, queries, keys);
+  const Products<rows, width, 1, kRows> products(d, queries, keys, d * kLanes);
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-    for (int j = 0; j < 2; j++) store(scores + i * kScoreStride + j * kLanes, products.at[i][j]);
+    for (int j = 0; j < width; j++)
+      store(scores + i * kScoreStride + j * kLanes, products.at[i][j]);
 }
 
 template <int rows, int width>
-void add_value_tile(int64_t keys, const float* weights, const float* values, const float* rescale,
-                    float* sums, int64_t ld) {
-  const Products<rows, width, kScoreStride, 1> products(keys, weights, values);
+void add_value_tile(int64_t keys, const float* weights, const float* values, int64_t apart,
+                    const float* rescale, float* sums, int64_t ld) {
+  const Products<rows, width, kScoreStride, 1> products(keys, weights, values, apart);
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
@@ -63,11 +64,12 @@ void add_value_tile(int64_t keys, const float* weights, const float* values, con
 }
 
 using ScoreTile = void (*)(int64_t, const float*, const float*, float*);
-using ValueTile = void (*)(int64_t, const float*, const float*, const float*, float*, int64_t);
+using ValueTile = void (*)(int64_t, const float*, const float*, int64_t, const float*, float*,
+                           int64_t);
 
-template <int... rows_less_one>
+template <int width, int... rows_less_one>
 static inline ScoreTile score_tile_of(int rows, std::integer_sequence<int, rows_less_one...>) {
-  static constexpr ScoreTile tiles[] = {score_tile<rows_less_one + 1>...};
+  static constexpr ScoreTile tiles[] = {score_tile<rows_less_one + 1, width>...};
   return tiles[rows - 1];
 }
 
@@ -77,57 +79,78 @@ static inline ValueTile value_tile_of(int rows, std::integer_sequence<int, rows_
   return tiles[rows - 1];
 }
 
+// All scores of a tile of rows for `keys` packed keys, rounded up to whole vectors.
+static inline void score(int rows, int64_t d, int keys, const float* queries, const float* packed,
+                         float* scores) {
+  const std::make_integer_sequence<int, kRows> heights;
+  const ScoreTile wide = score_tile_of<2>(rows, heights), narrow = score_tile_of<1>(rows, heights);
+  int j = 0;
+  for (; j + kLanes < keys; j += 2 * kLanes) wide(d, queries, packed + j * d, scores + j);
+  if (j < keys) narrow(d, queries, packed + j * d, scores + j);
+}
+
+// sums = sums * rescale + weights times packed values, of which `keys` out of `present` count.
+static inline void add_values(int rows, int keys, int64_t present, const float* weights,
+                              const float* packed, const float* rescale, float* sums, int64_t ld) {
+  const std::make_integer_sequence<int, kRows> heights;
+  const ValueTile wide = value_tile_of<2>(rows, heights), narrow = value_tile_of<1>(rows, heights);
+  const int64_t apart = present * kLanes;
+  int64_t c = 0;
+  for (; c + kLanes < ld; c += 2 * kLanes)
+    wide(keys, weights, packed + c * present, apart, rescale, sums + c, ld);
+  if (c < ld) narrow(keys, weights, packed + c * present, apart, rescale, sums + c, ld);
+}
+
 static inline int64_t whole_vectors(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
 
-// kLanes rows as columns: to[p * ld + i] = from[i][p] for p < d. Absent rows become zeros.
-template <class Element>
+// Up to kLanes rows as columns: to[p * ld + i] = change(from[i][p]) for p < d. Whole vectors are
+// written, in the order of p, with zeros in the place of absent rows. Rows `ahead` of these are
+// fetched: hardware does not see through this order of reading.
+template <class Element, class Change>
 static inline void pack_columns(float* to, int64_t ld, const Element* const* from, int rows,
-                                int64_t d) {
+                                int64_t d, int64_t ahead, const Change& change) {
   for (int64_t p = 0; p < d; p += kLanes) {
     const int count = d - p < kLanes ? static_cast<int>(d - p) : kLanes;
     vec tile[kLanes];
-    if (rows == kLanes && count == kLanes) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; i++) tile[i] = load_floats(from[i] + p);
-    } else {
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; i++)
-        tile[i] = i < rows ? load_floats_first(from[i] + p, count) : vec{};
+    for (int i = 0; i < kLanes; i++) {
+      if (i >= rows) {
+        tile[i] = vec{};
+      } else {
+        __builtin_prefetch(from[i] + ahead + p);
+        tile[i] = change(count == kLanes ? load_floats(from[i] + p)
+                                         : load_floats_first(from[i] + p, count));
+      }
     }
     transpose(tile);
-    if (count == kLanes) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; i++) store(to + (p + i) * ld, tile[i]);
-    } else {
-      for (int i = 0; i < count; i++) store(to + (p + i) * ld, tile[i]);
-    }
+    for (int i = 0; i < kLanes; i++)
+      if (i < count) store(to + (p + i) * ld, tile[i]);
   }
 }
 
-// [panel][d][kPanel]
+// [vector][d][kLanes]
 template <class Element>
 static inline void pack_keys(float* to, const Element* keys, int64_t stride, int count, int64_t d) {
-  for (int j = 0; j < count; j += kPanel)
-    for (int half = 0; half < kPanel; half += kLanes) {
-      const Element* rows[kLanes];
-      const int left = count - j - half, present = left < 0 ? 0 : left < kLanes ? left : kLanes;
-      for (int i = 0; i < present; i++) rows[i] = keys + (j + half + i) * stride;
-      pack_columns(to + j * d + half, kPanel, rows, present, d);
-    }
+  for (int j = 0; j < count; j += kLanes) {
+    const Element* rows[kLanes];
+    const int present = count - j < kLanes ? count - j : kLanes;
+    for (int i = 0; i < present; i++) rows[i] = keys + (j + i) * stride;
+    pack_columns(to + j * d, kLanes, rows, present, d, kLanes * stride, [](vec v) { return v; });
+  }
 }
 
-// [panel][key][kPanel]; the last panel is one vector wide if that is enough.
+// [vector][key][kLanes]
 template <class Element>
 static inline void pack_values(float* to, const Element* values, int64_t stride, int count,
                                int64_t dv) {
-  for (int64_t c = 0; c < dv; c += kPanel) {
-    const int64_t columns = dv - c < kPanel ? dv - c : kPanel, padded = whole_vectors(columns);
-    for (int j = 0; j < count; j++, to += padded) {
-      const Element* from = values + j * stride + c;
-      int64_t i = 0;
-      for (; i + kLanes <= columns; i += kLanes) store(to + i, load_floats(from + i));
-      if (i < columns) store(to + i, load_floats_first(from + i, static_cast<int>(columns - i)));
-    }
+  for (int j = 0; j < count; j++) {
+    const Element* from = values + j * stride;
+    float* place = to + j * kLanes;
+    int64_t c = 0;
+    for (; c + kLanes <= dv; c += kLanes, place += count * kLanes)
+      store(place, load_floats(from + c));
+    if (c < dv) store(place, load_floats_first(from + c, static_cast<int>(dv - c)));
   }
 }
 

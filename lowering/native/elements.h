@@ -1,4 +1,4 @@
-// Elements of tensors as floats: a vector of them is read, computed with in float, and rounded back.
+// Elements of tensors as floats: what is read is widened, and what is written is rounded.
 #pragma once
 
 #include <cstring>

@@ -61,7 +61,8 @@ __attribute__((always_inline)) static inline vec reduce_lanes(vec (&v)[kLanes],
   } else {
 #pragma GCC unroll 16
     for (int i = 0; i < count / 2; i++)
-      v[i] = combine(interleave_low(v[i], v[i + count / 2]), interleave_high(v[i], v[i + count / 2]));
+      v[i] = combine(interleave_low(v[i], v[i + count / 2]),
+                     interleave_high(v[i], v[i + count / 2]));
     return reduce_lanes<count / 2>(v, combine);
   }
 }
