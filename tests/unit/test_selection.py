@@ -42,7 +42,8 @@ CPU_ONLY = machine("cpu")
 CUDA = machine("cuda", "cpu", cuda={"device_count": 2, "features": ["sm90"]})
 ROCM = machine("rocm", "cpu", rocm={"device_count": 1, "features": ["gfx942"]})
 MAC = machine("mps", "cpu", cpu={"features": ["arm", "neon"]})
-EPYC = machine("cpu", cpu={"features": ["amd", "avx512f", "avx2"]})
+EPYC_DETAILS = {"features": ["amd", "avx512f", "avx2"]}
+EPYC = machine("cpu", cpu=EPYC_DETAILS)
 
 
 def rejected(found: Plan, target: str, provider: str = "") -> list[str]:
@@ -132,30 +133,49 @@ def test_a_small_graph_stays_with_eager() -> None:
     assert rejected(found, "cpu", "inductor") == ["too-small"]
 
 
+OURS = {"attention:mha", "convolution:openmp", "linear:openmp"}
+ONEDNN = {"convolution:mkldnn", "linear:mkldnn"}
+
+
 @pytest.mark.parametrize(
     ("where", "level", "training", "disable", "rows"),
     [
-        (EPYC, "O2", False, "", ["linear:mkldnn"]),
-        (EPYC, "O1", False, "", ["linear:mkldnn"]),
-        (EPYC, "O0", False, "", []),
-        (EPYC, "O2", True, "", []),
-        (EPYC, "O2", False, "mkldnn", []),
-        (CPU_ONLY, "O2", False, "", []),
-        (MAC, "O2", False, "", []),
+        (EPYC, "O2", False, "", {*OURS, *ONEDNN}),
+        (EPYC, "O1", False, "", ONEDNN),  # what needs a compiler starts at O2
+        (EPYC, "O0", False, "", set()),
+        (EPYC, "O2", True, "", set()),
+        (EPYC, "O2", False, "mkldnn", OURS),
+        (EPYC, "O2", False, "openmp", {"attention:mha", *ONEDNN}),
+        (EPYC, "O2", False, "mkldnn,openmp,mha", set()),
+        (CPU_ONLY, "O2", False, "", {*OURS, "convolution:mkldnn"}),
+        (CPU_ONLY, "O1", False, "", {"convolution:mkldnn"}),
+        (MAC, "O2", False, "", {*OURS, "convolution:mkldnn"}),
     ],
 )
 def test_region_rows(
-    where: Machine, level: str, training: bool, disable: str, rows: list[str]
+    where: Machine, level: str, training: bool, disable: str, rows: set[str]
 ) -> None:
     found = plan(facts(training=training), settings(level=level, disable=disable), where)
-    assert found.as_dict()["regions"] == rows
+    assert found.as_dict()["regions"] == sorted(rows)
 
 
 def test_a_region_row_that_was_refused_says_why() -> None:
+    """One answer for each region that the provider has a row for."""
     refused = plan(facts(), settings(), CPU_ONLY)
-    assert rejected(refused, "cpu", "mkldnn") == ["arch-unsupported"]
+    assert rejected(refused, "cpu", "mkldnn") == ["arch-unsupported"]  # its linear; not images
     unwanted = plan(facts(), settings(disable="mkldnn"), EPYC)
-    assert rejected(unwanted, "cpu", "mkldnn") == ["provider-disabled"]
+    assert rejected(unwanted, "cpu", "mkldnn") == ["provider-disabled"] * 2
+    training = plan(facts(training=True), settings(), EPYC)
+    assert rejected(training, "cpu", "openmp") == ["training-unsupported"] * 2
+
+
+def test_region_providers_without_a_compiler() -> None:
+    """The library calls are left; that ours are gone is no shortfall of its own to warn about."""
+    gone = {"openmp": "no compiler", "mha": "no compiler"}
+    found = plan(facts(), settings(), machine("cpu", absent=gone, cpu=EPYC_DETAILS))
+    assert found.as_dict()["regions"] == sorted(ONEDNN)
+    assert rejected(found, "cpu", "mha") == ["provider-absent"]
+    assert found.missing == ()
 
 
 # --- a forced device ------------------------------------------------------------------------------
