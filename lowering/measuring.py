@@ -29,7 +29,8 @@ _LEAST_BYTES = 64 << 20  # below it, some machines answer from their cache
 _REPEATS = 5
 _MOST_ROUNDS, _LEAST_ROUNDS = 15, 3
 _CALLS = 100
-_GLANCE_S = 0.06  # several slices of a scheduler
+_GLANCE_S = 0.25  # schedulers favour who has just woken up, for some slices of milliseconds
+_ENOUGH_S = 0.05  # of timed seconds, to tell how busy others are
 _LARGEST_SHARE = 0.25  # of what is left, for a single call that can be foreseen to be slow
 
 Clock = Callable[[], float]
@@ -81,7 +82,7 @@ def glance() -> float:
     a = torch.ones(256, 256)
     with torch.no_grad():
         torch.mm(a, a)
-        while run.left() > 0:
+        while run.left() > 0 and not run.hopeless():
             run.seconds_of(lambda: torch.mm(a, a))
     return run.busy()
 
@@ -115,10 +116,15 @@ def buffer(size: int, device: str = "cpu") -> torch.Tensor:
     return torch.ones(size // 4, dtype=torch.float32, device=device)
 
 
-def read_rate(memory: torch.Tensor, wait: Callable[[], None] = lambda: None) -> float:
-    """Bytes per second; 0 where it cannot be measured."""
-    seconds = best_seconds(memory.sum, wait)
-    return memory.nbytes / seconds if seconds else 0.0
+def best_rate(
+    amount: float,
+    run: Callable[[], Any],
+    wait: Callable[[], None] = lambda: None,
+    clock: Clock = time.perf_counter,
+) -> float:
+    """What a call computes or moves, per second; 0 where it does not run."""
+    seconds = best_seconds(run, wait, clock)
+    return amount / seconds if seconds else 0.0
 
 
 # --- one measurement ------------------------------------------------------------------------------
@@ -154,6 +160,9 @@ class _Measurement:
         """
         return min(1.0, max(0.0, 1 - self.ran / self.timed)) if self.timed else 0.0
 
+    def hopeless(self) -> bool:
+        return self.timed > _ENOUGH_S and self.busy() > MOST_BUSY
+
     def bandwidths(self) -> tuple[float, float]:
         """Bytes per second, read and copied; a copy counts what it reads and what it writes."""
         cpu = machine.cpu()
@@ -162,10 +171,13 @@ class _Measurement:
         if size < _LEAST_BYTES:
             self.note("bandwidth: not measured, the budget or the memory is too small")
             return 0.0, 0.0
-        memory_read = buffer(size)
-        lower, upper = memory_read.chunk(2)
-        seconds = best_seconds(lambda: upper.copy_(lower), clock=self.clock)
-        return read_rate(memory_read), (lower.nbytes + upper.nbytes) / seconds if seconds else 0.0
+        whole = buffer(size)
+        lower, upper = whole.chunk(2)
+
+        def rate(run: Run) -> float:
+            return best_rate(whole.nbytes, lambda: self.seconds_of(run), clock=self.clock)
+
+        return rate(whole.sum), rate(lambda: upper.copy_(lower))
 
     def call_overhead(self) -> float:
         """Microseconds of a call that has next to nothing to compute."""
@@ -185,7 +197,7 @@ class _Measurement:
             if self.left() <= 0:
                 self.note(f"{kind} {dtype} {shape}: not measured, the budget was spent")
                 continue
-            if self.give_up and self.timed > _GLANCE_S and self.busy() > MOST_BUSY:
+            if self.give_up and self.hopeless():
                 self.note("given up: other processes are busy")
                 return
             share = self.left() / (len(grouped) - done)

@@ -51,12 +51,39 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inductor-cache")
 
 
-@pytest.fixture
-def python(tmp_path: Path, shared_cache: Path) -> Python:
-    """Run a script in a process of its own, in an empty folder, without UNIFIED_* variables except
-    those of `never_calibrated`."""
+@pytest.fixture(scope="session")
+def native_library() -> Path | None:
+    """The built C++ kernels, so that a second process with an empty cache need not build them."""
+    from lowering.native import library
 
-    def run(script: str, *, check: bool = True, timeout: float = 180, **env: str | None):
+    try:
+        return library.built()
+    except Exception:  # noqa: BLE001  (without a compiler there is nothing to share)
+        return None
+
+
+def share_library(built: Path | None, cache: Path) -> None:
+    """Make `built` what a process with this cache folder finds there."""
+    if built is not None:
+        link = cache / "kernel_dispatch" / built.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to(built)
+
+
+@pytest.fixture
+def python(tmp_path: Path, shared_cache: Path, native_library: Path | None) -> Python:
+    """Run a script in a process of its own, in an empty folder, without UNIFIED_* variables except
+    those of `never_calibrated`. Its cache has the C++ kernels, unless `kernels=False`."""
+
+    def run(
+        script: str,
+        *,
+        check: bool = True,
+        timeout: float = 180,
+        kernels: bool = True,
+        **env: str | None,
+    ) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("UNIFIED_", "TORCH"))}
         clean["TORCHINDUCTOR_CACHE_DIR"] = str(shared_cache)
         clean |= _uncalibrated(tmp_path / "profiles")
@@ -65,6 +92,8 @@ def python(tmp_path: Path, shared_cache: Path) -> Python:
                 clean.pop(name, None)
             else:
                 clean[name] = value
+        if kernels:
+            share_library(native_library, Path(clean["TORCHINDUCTOR_CACHE_DIR"]))
         file = tmp_path / "script.py"
         file.write_text(script)
         done = subprocess.run(

@@ -21,11 +21,10 @@ def measure(dtype: torch.dtype, device: str) -> Limits:
     best: tuple[float, str] = (0.0, "")
     wait = partial(synchronize, device)
     for library, product in _products(dtype, device).items():
-        seconds = measuring.best_seconds(product, wait)
-        if seconds is not None:
-            best = max(best, (flops / seconds, library))
+        if rate := measuring.best_rate(flops, product, wait):
+            best = max(best, (rate, library))
     memory = measuring.buffer(measuring.READ_BYTES, device)
-    return Limits(*best, measuring.read_rate(memory, wait))
+    return Limits(*best, measuring.best_rate(memory.nbytes, memory.sum, wait))
 
 
 def _products(dtype: torch.dtype, device: str) -> Mapping[str, Callable[[], Any]]:

@@ -185,4 +185,6 @@ def test_the_stopwatch_takes_the_best_and_waits_for_the_device() -> None:
         raise NotImplementedError
 
     assert measuring.best_seconds(broken) is None
-    assert measuring.read_rate(measuring.buffer(1 << 20)) > 0
+    assert measuring.best_rate(8, run, clock=here.clock) == 16
+    assert measuring.best_rate(8, broken) == 0
+    assert measuring.best_rate(1 << 20, measuring.buffer(1 << 20).sum) > 0
