@@ -65,7 +65,7 @@ def native_library() -> Path | None:
 def share_library(built: Path | None, cache: Path) -> None:
     """Make `built` what a process with this cache folder finds there."""
     if built is not None:
-        link = cache / "kernel_dispatch" / built.name
+        link = cache / built.name
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.exists():
             link.symlink_to(built)
@@ -93,7 +93,7 @@ def python(tmp_path: Path, shared_cache: Path, native_library: Path | None) -> P
             else:
                 clean[name] = value
         if kernels:
-            share_library(native_library, Path(clean["TORCHINDUCTOR_CACHE_DIR"]))
+            share_library(native_library, Path(clean["UNIFIED_CACHE_DIR"]))
         file = tmp_path / "script.py"
         file.write_text(script)
         done = subprocess.run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,27 +26,37 @@ def compile_at(level: str, function: Callable, *, backend: str = BACKEND, **kwar
     return torch.compile(function, backend=backend, options=options, **kwargs)
 
 
-@contextmanager
-def size_limits_lifted() -> Iterator[None]:
+def size_limits_lifted() -> AbstractContextManager[None]:
     """Let every graph and region, however small, go to the provider that would take a large one.
 
     The capability table leaves tiny graphs to eager, where a compiled call costs more than it
     saves. Test inputs are tiny: with the limits in force a test of the lowerings would compare
     eager with eager and prove nothing.
     """
+    return _rows_of_the_cpu(min_ops=0, min_bytes=0, min_flops=0, shape_classes=None)
+
+
+def every_row_applies() -> AbstractContextManager[None]:
+    """As `size_limits_lifted`, and on every processor, also where a library is slow."""
+    return _rows_of_the_cpu(
+        min_ops=0, min_bytes=0, min_flops=0, shape_classes=None, features=frozenset()
+    )
+
+
+@contextmanager
+def _rows_of_the_cpu(**changes: Any) -> Iterator[None]:
     from kernel_dispatch import devices
     from lowering import targets
     from lowering.targets import cpu
 
     shipped = cpu.TARGET
-    rows = tuple(replace(row, min_ops=0, min_bytes=0, min_flops=0) for row in shipped.rows)
 
     def install(target: Any) -> None:
         cpu.TARGET = target
         targets.known.cache_clear()
         devices.forget()
 
-    install(replace(shipped, rows=rows))
+    install(replace(shipped, rows=tuple(replace(row, **changes) for row in shipped.rows)))
     try:
         yield
     finally:
