@@ -106,6 +106,10 @@ def _limits(row: CapabilityRow) -> str:
         limits.append(f"from {row.min_ops} ops or {row.min_bytes >> 10} KiB moved")
     if row.min_flops:
         limits.append(f"from {row.min_flops / 1e6:.1f} MFLOP")
+    if row.shape_classes is not None:
+        limits.append("shapes: " + ", ".join(sorted(row.shape_classes)))
+    if row.only_if_measured:
+        limits.append("only where this machine was measured and it came first")
     return "; ".join(limits) or "none"
 
 

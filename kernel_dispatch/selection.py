@@ -162,6 +162,7 @@ def _smallest(row: CapabilityRow, facts: GraphFacts) -> Work:
         training=facts.training,
         dynamic=facts.dynamic,
         subclasses=frozenset(facts.subclasses),
+        shape_class=min(row.shape_classes or [""]),
     )
 
 
