@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from kernel_dispatch import caches, debug, devices, dynamo, placement, reporting
+from kernel_dispatch import caches, calibration, debug, devices, dynamo, placement, reporting
 from kernel_dispatch.callables import origin
 from kernel_dispatch.facts import GraphFacts, collect, nothing_known
 from kernel_dispatch.guard import Guard
@@ -20,10 +20,13 @@ from kernel_dispatch.reporting import GraphReport
 from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
 from kernel_dispatch.thread_count import with_threads
-from lowering import packing, providers, targets
+from lowering import machine, packing, providers, ranking, targets
 from lowering.contract import Compiled, Graph, Request
 from lowering.errors import UnifiedError, UnifiedWarning
 from lowering.graphs import clone, first_place, lean_clone
+from lowering.levels import Level
+from lowering.native import library
+from lowering.prior import prior
 from lowering.reasons import Reason
 
 log = logging.getLogger(__name__)
@@ -105,6 +108,7 @@ def _pipeline(
     unknown_kwargs: Mapping[str, Any],
 ) -> Graph:
     seconds: dict[str, float] = {}
+    library.keep_in(settings.cache_folder)
     with _timed("facts", seconds):
         facts = collect(gm, example_inputs)
     with _timed("plan", seconds):
@@ -225,6 +229,20 @@ def _backward_failed(record: GraphReport, error: Exception) -> None:
     reporting.fell_back(record, "compile", record.provider, "eager", reason, error)
 
 
+# Below it, the difference between two libraries is no reason to stop for a measurement.
+_WORTH_MEASURING_FLOPS = 100_000_000
+
+
+def _ranking(record: GraphReport) -> ranking.Orders:
+    """Who is fast here: measured once, where graphs are worth it; else as expected of the CPU."""
+    rows, settings = record.plan.region_rows, record.settings
+    if not rows or record.facts.training:
+        return {}
+    worth = settings.level >= Level.O2 and record.facts.work().flops >= _WORTH_MEASURING_FLOPS
+    rates = calibration.current(settings, auto=worth) or prior(machine.cpu())
+    return ranking.orders(rates, rows)
+
+
 def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport) -> Request:
     settings, target = record.settings, targets.find(record.plan.target)
     wanted = target.inductor_config if target is not None else None
@@ -235,6 +253,7 @@ def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphRep
         level=settings.level,
         training=record.facts.training,
         region_rows=record.plan.region_rows,
+        ranking=_ranking(record),
         mode=settings.mode,
         threads=settings.threads,
         target_config=config,

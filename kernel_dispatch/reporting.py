@@ -134,18 +134,8 @@ class GraphReport:
             {"region": "graph", "provider": who, "count": 1, "runs": n, "place": self.place}
             for who, n in (self._runs or {self.provider: 0}).items()
         ]
-        parts = [
-            {
-                "region": region.name,
-                "provider": region.provider,
-                "count": region.count,
-                "runs": self.region_runs(region.name, region.provider),
-                "place": region.place,
-                "detail": region.detail,
-            }
-            for region in self.regions
-        ]
-        known = {(region.name, region.provider) for region in self.regions}
+        parts = [self._region_as_dict(region) for region in self.regions]
+        known = {(part.name, part.provider) for part in self.regions if not part.backward}
         # A graph out of torch's cache was lowered in an earlier process: only running shows what
         # is in it.
         calls = max(1, self.runs)
@@ -161,6 +151,19 @@ class GraphReport:
             if (name, who) not in known
         ]
         return whole + parts + unplanned
+
+    def _region_as_dict(self, region: Region) -> dict[str, Any]:
+        return {
+            "region": region.name,
+            "provider": region.provider,
+            "count": region.count,
+            "runs": None if region.backward else self.region_runs(region.name, region.provider),
+            "backward": region.backward,
+            "place": region.place,
+            "detail": region.detail,
+            "recipes": list(region.recipes),
+            "packed_bytes": region.packed_bytes,
+        }
 
     def text(self, verbose: bool = False) -> str:
         from kernel_dispatch.reporting_text import graph_text
@@ -185,6 +188,19 @@ class GraphReport:
 
 class Report(list[GraphReport]):
     """A list of graph records that also prints: `print(kernel_dispatch.report())`."""
+
+    def _region_as_dict(self, region: Region) -> dict[str, Any]:
+        return {
+            "region": region.name,
+            "provider": region.provider,
+            "count": region.count,
+            "runs": None if region.backward else self.region_runs(region.name, region.provider),
+            "backward": region.backward,
+            "place": region.place,
+            "detail": region.detail,
+            "recipes": list(region.recipes),
+            "packed_bytes": region.packed_bytes,
+        }
 
     def text(self, verbose: bool = False) -> str:
         from kernel_dispatch.reporting_text import report_text

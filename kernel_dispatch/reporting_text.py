@@ -77,10 +77,14 @@ def _facts(graph: GraphReport) -> str:
 
 
 def _region_line(region: dict[str, Any]) -> str:
-    return (
-        f"  region {region['region']} x{region['count']}: {region['provider']}, "
-        f"ran {region['runs']} times {region.get('detail', '')}".rstrip()
-    )
+    ran = "in the backward" if region.get("backward") else f"ran {region['runs']} times"
+    line = f"  region {region['region']} x{region['count']}: {region['provider']}, {ran}"
+    if region.get("detail"):
+        line += f" {region['detail']}"
+    if region.get("recipes"):
+        megabytes = region["packed_bytes"] / 1e6
+        line += f"; weights: {', '.join(region['recipes'])} (+{megabytes:.3g} MB)"
+    return line
 
 
 def _seconds(graph: GraphReport) -> str:

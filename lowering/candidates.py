@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from lowering.native import library
 from lowering.profile import EAGER, SHAPES, RateKey
 
 
@@ -166,6 +167,24 @@ def _nnpack_conv(p: Conv) -> Run | None:
     return lambda: operator(p.x, p.weight, p.bias, p.padding)
 
 
+def _openmp_linear(p: Gemm) -> Run | None:
+    if not library.probe().available:
+        return None
+    operator, nothing = torch.ops.kernel_dispatch.openmp_linear.default, (None, None, None)
+    x = p.x.float()
+    return lambda: operator(x, p.weight, p.bias, *nothing, 0, 0.0, 0.0)
+
+
+def _openmp_conv(p: Conv) -> Run | None:
+    """Channels last, as the graph is kept for it."""
+    if not library.probe().available:
+        return None
+    operator, nothing = torch.ops.kernel_dispatch.openmp_convolution.default, (None, None, None)
+    x, ones = p.x.float().contiguous(memory_format=torch.channels_last), (1, 1)
+    head = (x, p.weight, p.bias, None, *nothing, 0.0, ones, p.padding, ones, p.groups)
+    return lambda: operator(*head, *nothing, 0, 0.0, 0.0)
+
+
 _DTYPES = ("float32", "bfloat16", "float16")
 register("gemm", EAGER, _DTYPES, _eager_linear)
 register("gemm", "mkl", ("float32",), _mkl_linear)
@@ -174,3 +193,6 @@ register("conv", EAGER, _DTYPES, _eager_conv)
 register("conv", "mkldnn", _DTYPES, _mkldnn_conv)
 # NNPACK has no groups, and its gain is in the 3x3 convolutions.
 register("conv", "nnpack", ("float32",), _nnpack_conv, shapes=("spatial",))
+# Half precision is widened around these kernels, which is Inductor's work and not counted here.
+register("gemm", "openmp", ("float32", "float16"), _openmp_linear, version=library.fingerprint)
+register("conv", "openmp", ("float32", "float16"), _openmp_conv, version=library.fingerprint)

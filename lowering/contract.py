@@ -55,6 +55,7 @@ class Region:
     detail: str = ""
     recipes: tuple[str, ...] = ()  # what was done to its weights, once
     packed_bytes: int = 0  # what the weights' other form costs, beside the originals
+    backward: bool = False  # autograd calls it, outside of the graph's own calls: not counted
 
 
 @dataclass(frozen=True)

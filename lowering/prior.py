@@ -102,7 +102,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         "gemm",
         "float32",
-        {"mkl": 1.0, "mkldnn": 1.0},
+        {"openmp": 1.0, "mkl": 1.0, "mkldnn": 1.0},
         "with AVX2 only, and on Intel, MKL and oneDNN reach the same rate within a few percent",
         any_isa=_X86,
     ),
@@ -123,7 +123,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         "conv",
         "float32",
-        {"mkldnn": 1.5},
+        {"openmp": 1.6, "mkldnn": 1.5},
         f"oneDNN computes eager's convolutions too; channels last, and {_PACKED}",
         any_isa=_X86 | _ARM,
     ),
@@ -133,5 +133,19 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         {"mkldnn": 1.1},
         f"eager uses oneDNN too where the CPU multiplies bfloat16 itself; {_PACKED}",
         any_isa=_BF16,
+    ),
+    Expectation(
+        "gemm",
+        "float16",
+        {"openmp": 5.0},
+        "eager multiplies float16 with kernels for single numbers; widened to float32 once, the "
+        "weight goes through fast ones",
+    ),
+    Expectation(
+        "conv",
+        "float16",
+        {"openmp": 5.0},
+        "eager multiplies float16 with kernels for single numbers; widened to float32 once, the "
+        "weight goes through fast ones",
     ),
 )

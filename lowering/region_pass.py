@@ -15,10 +15,17 @@ from lowering import outputs, providers
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
 from lowering.graphs import place
-from lowering.regions import attention, convolution, epilogue, linear, weights
+from lowering.ranking import takers
+from lowering.regions import attention, convolution, epilogue, linear, product, weights
 
-# Convolutions first: an addend that both could absorb is larger there.
-_REGIONS = {"convolution": convolution, "linear": linear, "attention": attention}
+# Convolutions first: an addend that both could absorb is larger there. Products last: they are
+# what is left when no weight that stays was found.
+_REGIONS = {
+    "convolution": convolution,
+    "linear": linear,
+    "attention": attention,
+    "product": product,
+}
 
 
 def lower(graph: fx.Graph, request: Request, stays: Collection[str]) -> list[Region]:
@@ -50,9 +57,7 @@ def _choose(
 def in_order(rows: Iterable[CapabilityRow], work: Work, request: Request) -> list[CapabilityRow]:
     """By measured rate where the machine was measured, else by the rows' own priority."""
     (dtype,) = work.dtypes
-    ranked = request.ranking.get((work.region, dtype, work.shape_class), ())
-    position = {name: index for index, name in enumerate(ranked)}
-    return sorted(rows, key=lambda row: (position.get(row.provider, len(position)), -row.priority))
+    return takers(rows, request.ranking.get((work.region, dtype, work.shape_class), ()))
 
 
 def _situation(request: Request) -> Situation:
@@ -150,6 +155,14 @@ def static_inputs(graph: fx.Graph) -> Collection[str]:
 
 
 # --- around `lower`: what has to be true of the graph before and after it -------------------------
+
+
+def lower_training(
+    module: fx.GraphModule, request: Request, backward: bool = False
+) -> list[Region]:
+    """`lower` the forward or the backward of a training graph: its weights change in every step."""
+    taken = lower(module.graph, request, ())
+    return [replace(region, backward=backward) for region in taken]
 
 
 def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:

@@ -1,8 +1,8 @@
 """Our C++ kernels as torch operators: built at first use with torch's own builder, then loaded.
 
-The library is built for the machine that runs it and kept in torch's compile cache, under a name
-that changes with the sources, the compiler's command line, torch and the CPU. Building takes some
-ten seconds, once per machine.
+The library is built for the machine that runs it and kept in the folder that `keep_in` named, under
+a name that changes with the sources, the compiler's command line, torch and the CPU. Building takes
+some fifteen seconds, once per machine.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ COUNTED = (
 _lock = threading.Lock()
 
 
+class _Place:
+    folder: Path | None = None
+
+
+def keep_in(folder: Path) -> None:
+    """Where the built library is looked for and kept; until told, in torch's compile cache."""
+    _Place.folder = folder
+
+
 @functools.cache
 def probe() -> Probe:
     """Build (or find) and load the library; asked once per process."""
@@ -54,9 +63,8 @@ def probe() -> Probe:
 def built() -> Path:
     """The library's path; builds it where it is not there yet."""
     from filelock import FileLock  # a dependency of torch
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    folder = Path(cache_dir()) / "kernel_dispatch"
+    folder = _Place.folder or _in_torchs_cache()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"kernels_{fingerprint()}.so"
     if target.is_file():
@@ -67,6 +75,13 @@ def built() -> Path:
     return target
 
 
+def _in_torchs_cache() -> Path:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / "kernel_dispatch"
+
+
+@functools.cache
 def fingerprint() -> str:
     """Changes with everything that the binary depends on."""
     cpu = machine.cpu()

@@ -16,6 +16,7 @@
 #include "counters.h"
 #include "epilogue.h"
 #include "gemm.h"
+#include "gemm_unpacked.h"
 #include "weights.h"
 
 namespace {
@@ -191,6 +192,30 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
   return x.dim() == 3 ? out.squeeze(2) : out;
 }
 
+// --- products of two activations, and of training ------------------------------------------------
+
+Tensor product(const Tensor& left, const Tensor& right, const OptionalTensor& bias) {
+  const bool batched = left.dim() == 3;
+  const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
+  Tensor out = batched ? at::empty({left.size(0), m, n}, left.options())
+                       : at::empty({m, n}, left.options());
+  if (out.numel() == 0) return out;
+  const float *a = left.const_data_ptr<float>(), *b = right.const_data_ptr<float>();
+  float* c = out.mutable_data_ptr<float>();
+  if (batched) {
+    kd::bmm(left.size(0), m, n, k, {a, left.stride(0), left.stride(1), left.stride(2)},
+            {b, right.stride(0), right.stride(1), right.stride(2)}, c, m * n, n, 1.0f, threads());
+  } else {
+    const Tensor columns = bias.has_value() ? bias->contiguous() : Tensor();
+    kd::Epilogue epilogue;
+    if (columns.defined()) epilogue.bias = columns.const_data_ptr<float>();
+    kd::gemm_unpacked(m, n, k, a, left.stride(0), left.stride(1), b, right.stride(0),
+                      right.stride(1), c, n, epilogue, threads());
+  }
+  kd::count(kd::kProduct);
+  return out;
+}
+
 // --- attention ----------------------------------------------------------------------------------
 
 Tensor rows_of(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
@@ -240,12 +265,14 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
   library.def(
       "mha_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
       "float scale) -> Tensor");
+  library.def("openmp_product(Tensor left, Tensor right, Tensor? bias) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
   library.impl("openmp_linear", linear);
   library.impl("openmp_convolution", convolution);
   library.impl("mha_attention", attention);
+  library.impl("openmp_product", product);
 }
 
 extern "C" {

@@ -46,6 +46,10 @@ def _attention(
     return query.new_empty((batch, length, heads, value.shape[3])).transpose(1, 2)
 
 
+def _product(left: torch.Tensor, right: torch.Tensor, *_: object) -> torch.Tensor:
+    return left.new_empty((*left.shape[:-1], right.shape[-1]))
+
+
 @functools.cache
 def register() -> None:
     """Once the operators exist."""
@@ -53,3 +57,4 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_linear", _linear)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::mha_attention", _attention)
+    register_fake("kernel_dispatch::openmp_product", _product)

@@ -44,22 +44,23 @@ def config_of(request: Request) -> dict[str, Any]:
 
 def compile(request: Request) -> Compiled:
     """Through Inductor's own entry, so that its caches, AOTAutograd and lazy backward all apply."""
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     config = config_of(request)
     if request.dump_folder:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
     regions: list[Region] = []
     more: dict[str, Any] = {}
-    inner_compile = _or_eager_backward(request)
-    if request.region_rows and not request.training and vocabulary.keeps(request.graph):
+    inner_compile: Any = compile_fx_inner
+    if request.region_rows:
         config["post_grad_custom_pre_pass"] = _in_cache_keys(request)
         inner_compile = _with_regions(request, regions)
+    if request.region_rows and not request.training and vocabulary.keeps(request.graph):
         more["decompositions"] = vocabulary.table()
     run: Any = compile_fx(
         request.graph,
         list(request.example_inputs),
-        inner_compile=inner_compile,
+        inner_compile=_or_eager_backward(request, inner_compile),
         config_patches=config or None,
         **more,
     )
@@ -67,16 +68,21 @@ def compile(request: Request) -> Compiled:
 
 
 def _with_regions(request: Request, taken: list[Region]) -> Any:
-    """Inductor's compile function for an inference graph, behind our regions."""
+    """Inductor's compile function behind our regions, for forward and backward graphs alike."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
-        taken.extend(region_pass.lower_inference(module, request))
+        if request.training:
+            taken.extend(
+                region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))
+            )
+        else:
+            taken.extend(region_pass.lower_inference(module, request))
+        kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash
         if vocabulary.holds_kept(module.graph):
             module = vocabulary.take_apart(module, example_inputs)
         else:
             module.recompile()
-        kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash
         return compile_fx_inner(module, example_inputs, **kwargs)
 
     return inner_compile
@@ -96,21 +102,20 @@ def _in_cache_keys(request: Request) -> Any:
     return RegionsWereLowered()
 
 
-def _or_eager_backward(request: Request) -> Any:
+def _or_eager_backward(request: Request, compile_graph: Any) -> Any:
     """Inductor's compile function, with a way out for a backward that does not compile.
 
     AOTAutograd compiles a backward when it is first needed: what it raises then would reach the
     user out of `loss.backward()`, where no other provider can take over any more.
     """
     from torch._functorch._aot_autograd.utils import make_boxed_func
-    from torch._inductor import compile_fx as inductor
 
     def inner_compile(gm: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         if not kwargs.get("is_backward"):
-            return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
+            return compile_graph(gm, example_inputs, **kwargs)
         untouched = clone(gm)
         try:
-            return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
+            return compile_graph(gm, example_inputs, **kwargs)
         except Exception as error:
             if request.failed_later is None:
                 raise

@@ -1,4 +1,4 @@
-"""C++ kernels of ours, on OpenMP threads: linear layers and convolutions with what follows them.
+"""C++ kernels of ours, on OpenMP threads: linear layers, convolutions and products.
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
 absorb more of what stands around them, cost a microsecond to call, and take half precision by
@@ -17,6 +17,7 @@ from lowering.native import library
 from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Abilities, Epilogue
 from lowering.regions.linear import Linear
+from lowering.regions.product import Product
 from lowering.regions.widening import narrowed, widened
 
 # In the order of `enum class Act` in native/epilogue.h.
@@ -60,6 +61,12 @@ def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -
     return narrowed(graph, new, match.dtype)
 
 
+def _emit_product(graph: fx.Graph, match: Product, epilogue: Epilogue) -> fx.Node:
+    return graph.call_function(
+        torch.ops.kernel_dispatch.openmp_product.default, (match.left, match.right, match.bias)
+    )
+
+
 def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
     act = epilogue.activation
     beside = (epilogue.before, epilogue.times, epilogue.after)
@@ -73,11 +80,12 @@ def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
 
 PROVIDER = Provider(
     name="openmp",
-    summary="C++ kernels of ours, built at first use: linear layers and convolutions in inference",
+    summary="C++ kernels of ours, built at first use: linear layers, convolutions, products",
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
         "linear": RegionMaker(_emit_linear, ABILITIES),
         "convolution": RegionMaker(_emit_convolution, ABILITIES),
+        "product": RegionMaker(_emit_product),
     },
 )

@@ -15,6 +15,7 @@ from torch import fx
 
 from lowering.capability import Work
 from lowering.graphs import hint, same_sizes
+from lowering.profile import gemm_shape
 from lowering.regions.weights import Stays, transposed_from, under_casts
 
 aten = torch.ops.aten
@@ -52,13 +53,8 @@ class Linear:
             op_count=1,
             flops=2 * self.rows * weight.numel(),
             dynamic=any(not isinstance(size, int) for size in self.node.meta["val"].shape),
-            shape_class=shape_class(self.rows),
+            shape_class=gemm_shape(self.rows),
         )
-
-
-def shape_class(rows: int) -> str:
-    """How many rows share a weight decides who is fast: one, a few, or many."""
-    return "vector" if rows <= 2 else "small" if rows <= 48 else "large"
 
 
 def find(graph: fx.Graph, stays: Stays) -> Iterator[Linear]:

@@ -1,0 +1,65 @@
+"""Who is fast at what here: a machine's rates as an order of providers for each kind of region.
+
+Rates decide only where they differ clearly. Providers that are nearly level keep the order of their
+capability rows, which knows what a bare rate does not: epilogues that are absorbed, calls saved.
+So two runs of the same measurement, or two ranks with like machines, choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lowering.capability import CapabilityRow
+from lowering.profile import EAGER, SHAPES, Ranking, RateKey
+
+Orders = Mapping[tuple[str, str, str], tuple[str, ...]]  # (region, dtype, shape class) -> providers
+
+_KINDS = {"linear": "gemm", "convolution": "conv"}
+_CLEARLY = 1.1
+
+
+def orders(rates: Ranking, rows: Iterable[CapabilityRow]) -> Orders:
+    """For each region that was measured: providers, best first; those behind eager are slower."""
+    found = {}
+    listed = sorted((row for row in rows if row.region in _KINDS), key=lambda row: -row.priority)
+    for region in dict.fromkeys(row.region for row in listed):
+        mine = [row for row in listed if row.region == region]
+        for dtype in sorted({dtype for row in mine for dtype in row.dtypes or ()}):
+            names = [row.provider for row in mine if not row.dtypes or dtype in row.dtypes]
+            for shape in SHAPES[_KINDS[region]]:
+                order = _order(rates, RateKey(_KINDS[region], "", dtype, shape), names)
+                if order:
+                    found[region, dtype, shape] = order
+    return found
+
+
+def _order(rates: Ranking, key: RateKey, preferred: Sequence[str]) -> tuple[str, ...]:
+    """`preferred`, then eager; whoever is clearly faster than one before him passes him."""
+    order: list[str] = []
+    for name in (*preferred, EAGER):
+        speed = rates.speedup(key._replace(provider=name))
+        if speed is None:
+            continue
+        place = len(order)
+        while place and speed > _CLEARLY * (
+            rates.speedup(key._replace(provider=order[place - 1])) or 0.0
+        ):
+            place -= 1
+        order.insert(place, name)
+    return tuple(order)
+
+
+def takers(rows: Iterable[CapabilityRow], order: Sequence[str]) -> list[CapabilityRow]:
+    """Rows in the order of the measurement; those that were not measured by priority, behind.
+
+    Left out: who was measured to be slower than eager, and who may only be used where measured.
+    """
+    place = {name: index for index, name in enumerate(order)}
+    last = place.get(EAGER, len(order))
+    kept = [
+        row
+        for row in rows
+        if place.get(row.provider, -1) <= last
+        and (not row.only_if_measured or order[:1] == (row.provider,))
+    ]
+    return sorted(kept, key=lambda row: (place.get(row.provider, len(place)), -row.priority))
