@@ -1,8 +1,7 @@
 // Scaled dot product attention without a matrix of scores, as torch's operator defines it.
 #pragma once
 
-#include "attention_decode.h"
-#include "attention_prefill.h"
+#include "attention_items.h"
 #include "attention_shape.h"
 #include "elements.h"
 
@@ -12,10 +11,11 @@ template <class Element>
 static inline void attention_of(const AttentionShape& shape, const Element* q, const Element* k,
                                 const Element* v, Element* o, int threads) {
   if (shape.batch <= 0 || shape.kv_heads <= 0 || shape.heads <= 0 || shape.lq <= 0) return;
-  if (shape.heads / shape.kv_heads * shape.lq <= attending::kMostDecodeRows)
-    attending::decode(shape, q, k, v, o, threads);
+  const int64_t parts = attending::parts_of_keys(shape);
+  if (parts > 1)
+    attending::attend_by_keys(shape, q, k, v, o, parts, threads);
   else
-    attending::prefill(shape, q, k, v, o, threads);
+    attending::attend_by_rows(shape, q, k, v, o, threads);
 }
 
 static inline void attention(const AttentionShape& shape, const float* q, const float* k,

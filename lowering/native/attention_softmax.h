@@ -2,6 +2,7 @@
 // a greater score turns up.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "attention_shape.h"
@@ -24,27 +25,30 @@ constexpr int kRows = 4;
 #endif
 constexpr int kRowsInLanes = (kRows + kLanes - 1) / kLanes * kLanes;
 
+static inline int64_t whole_vectors(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
+
 // Of some rows: the greatest score so far and, lane by lane, the sum of the weights relative to it.
 struct Softmax {
   float* maximum;
   float* sum;  // [row][kLanes]
 
-  static int64_t floats(int64_t rows) { return rows * (1 + kLanes) + 2 * kLanes; }
+  Softmax from(int64_t row) const { return {maximum + row, sum + row * kLanes}; }
+};
 
-  Softmax(float* memory, int64_t rows)
-      : maximum(memory), sum(memory + (rows + kLanes - 1) / kLanes * kLanes) {}
+// What some rows found in some keys: also the values times the weights, [row][ld].
+struct Result {
+  float* sums;
+  Softmax softmax;
 
-  void start(int64_t rows) const {
-    for (int64_t r = 0; r < rows; r++) {
-      maximum[r] = -INFINITY;
-      store(sum + r * kLanes, vec{});
-    }
+  static int64_t floats(int64_t rows, int64_t ld) {
+    return rows * (ld + kLanes) + (rows + 15) / 16 * 16;
   }
-  Softmax from(int64_t row) const {
-    Softmax later = *this;
-    later.maximum += row;
-    later.sum += row * kLanes;
-    return later;
+  Result(float* memory, int64_t rows, int64_t ld)
+      : sums(memory), softmax{memory + rows * (ld + kLanes), memory + rows * ld} {}
+
+  void start(int64_t rows, int64_t ld) const {
+    std::fill(sums, sums + rows * (ld + kLanes), 0.0f);
+    std::fill(softmax.maximum, softmax.maximum + rows, -INFINITY);
   }
 };
 

@@ -101,8 +101,6 @@ static inline void add_values(int rows, int keys, int64_t present, const float* 
   if (c < ld) narrow(keys, weights, packed + c * present, apart, rescale, sums + c, ld);
 }
 
-static inline int64_t whole_vectors(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
-
 // Up to kLanes rows as columns: to[p * ld + i] = change(from[i][p]) for p < d. Whole vectors are
 // written, in the order of p, with zeros in the place of absent rows. Rows `ahead` of these are
 // fetched: hardware does not see through this order of reading.
