@@ -53,7 +53,8 @@ static inline void finish_tile(const float* sums, int64_t ld, int rows, int colu
 // The product of one block of rows with one of panels. Both are cut into tiles of almost equal
 // size, as a last small tile would be slow.
 static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t columns, int64_t depth,
-                                   float* c, int64_t ldc, const Epilogue& e, Finish finish) {
+                                   float* c, int64_t ldc, const Epilogue& e, Finish finish,
+                                   const Block& following) {
   const int64_t panels = ceil_div(columns, kLanes), strips = ceil_div(panels, kTileWidth);
   const bool in_registers = !finish.last || Limits(e).enough;
   for (int64_t s = 0; s < strips; s++) {
@@ -63,6 +64,9 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
     const int wide = static_cast<int>(std::min<int64_t>(columns - column, width * kLanes));
     const bool direct = in_registers && wide == width * kLanes;
     const int64_t tiles = ceil_div(rows, kTileRows[width]);
+    const bool final = s + 1 == strips;
+    const float* next = final ? following.data : b.data + strip.end * b.across;
+    const int64_t nexts = final ? kTileWidth : part_of(panels, s + 1, strips).size();
     for (int64_t t = 0; t < tiles; t++) {
       const Range some = part_of(rows, t, tiles);
       const int high = static_cast<int>(some.size());
@@ -71,11 +75,12 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
       float* to = c + some.begin * ldc + column;
       const Tile tile = tile_of(high, width);
       const Epilogue part = finish.last ? e.at(some.begin, column) : Epilogue{};
+      finish.ahead = next != nullptr && t < nexts ? next + t * b.across : right.data;
       if (direct) {
         tile(depth, left, right, to, ldc, part, finish);
       } else {
         alignas(64) float sums[kTileBuffer];
-        tile(depth, left, right, sums, width * kLanes, part, Finish{});
+        tile(depth, left, right, sums, width * kLanes, part, Finish{false, false, 0, 0, finish.ahead});
         finish_tile(sums, width * kLanes, high, wide, to, ldc, part, finish);
       }
     }
@@ -121,9 +126,12 @@ void multiply_share(int thread, int team, int64_t m, int64_t n, int64_t k, const
     const int64_t column = (panels.begin + wide.begin) * kLanes;
     const int64_t columns = std::min(wide.size() * kLanes, n - column);
     const Block left = a.block(row, some.size(), deep.begin, deep.size(), rows_buffer);
-    const Finish finish{deep_block > 0, deep_block == deep_blocks - 1, limits.low, limits.high};
+    const bool more = deep_block + 1 < deep_blocks && b.at_hand();
+    const Block following =
+        more ? right_block(wide, part_of(k, deep_block + 1, deep_blocks)) : Block{};
+    const Finish finish{deep_block > 0, deep_block == deep_blocks - 1, limits.low, limits.high, nullptr};
     multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
-                    e.at(row, column), finish);
+                    e.at(row, column), finish, following);
   };
   if (b.at_hand()) {
     const Range wide{0, panels.size()};

@@ -44,30 +44,44 @@ struct DepthwiseSpan {
   float low, high;
 };
 
-template <class Sums>
-static inline void store_depthwise(const DepthwiseSpan& span, int64_t c, int pixels,
-                                   const Sums& sums) {
-  const vec low = splat(span.low), high = splat(span.high);
-  const vec bias = span.bias ? load(span.bias + c) : vec{};
+// Adds the bias, applies the limits and stores the pixels, for one vector of channels after another.
+class DepthwiseStore {
+ public:
+  explicit DepthwiseStore(const DepthwiseSpan& span)
+      : y_(span.y), pixel_(span.shape->co), bias_(span.bias), low_(splat(span.low)),
+        high_(splat(span.high)) {}
+
+  template <int pixels>
+  __attribute__((always_inline)) void operator()(int64_t c, const vec (&sums)[pixels]) const {
+    const vec bias = bias_ ? load(bias_ + c) : vec{};
 #pragma GCC unroll 8
-  for (int t = 0; t < pixels; t++)
-    store(span.y + t * span.shape->co + c, clamp(sums[t] + bias, low, high));
-}
+    for (int t = 0; t < pixels; t++)
+      store(y_ + t * pixel_ + c, clamp(sums[t] + bias, low_, high_));
+  }
+
+ private:
+  float* y_;
+  int64_t pixel_;
+  const float* bias_;
+  vec low_, high_;
+};
 
 // kw taps in each row, neighbours: an input is loaded once for all the pixels that need it.
 template <int pixels, int kw, int stride>
 void depthwise_tile(const DepthwiseSpan& span) {
   const ConvShape& s = *span.shape;
-  const int64_t line = s.dh * s.w * s.ci;
+  const int64_t line = s.dh * s.w * s.ci, pixel = s.ci, rows = span.rows;
+  const DepthwiseStore finish(span);
   for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
     const int64_t c = first_channel(s.ci, v);
     vec sums[pixels] = {};
-    for (int64_t r = 0; r < span.rows; r++) {
-      const float* x = span.x + r * line + c;
-      const float* w = span.packed + (v * s.kh + r) * kw * kLanes;
+    const float* x = span.x + c;
+    const float* w = span.packed + v * s.kh * kw * kLanes;
+    for (int64_t r = 0; r < rows; r++, x += line, w += kw * kLanes) {
 #pragma GCC unroll 32
       for (int i = 0; i < (pixels - 1) * stride + kw; i++) {
-        const vec input = load(x + i * s.ci);
+        vec input = load(x + i * pixel);
+        hold_in_register(input);
 #pragma GCC unroll 8
         for (int q = 0; q < kw; q++) {
           const int t = (i - q) / stride;
@@ -76,7 +90,7 @@ void depthwise_tile(const DepthwiseSpan& span) {
         }
       }
     }
-    store_depthwise(span, c, pixels, sums);
+    finish(c, sums);
   }
 }
 
@@ -85,18 +99,21 @@ template <int pixels>
 void depthwise_tile_of_any_kernel(const DepthwiseSpan& span) {
   const ConvShape& s = *span.shape;
   const int64_t line = s.dh * s.w * s.ci, tap = s.dw * s.ci, step = s.sw * s.ci;
+  const int64_t rows = span.rows, columns = span.columns;
+  const DepthwiseStore finish(span);
   for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
     const int64_t c = first_channel(s.ci, v);
     vec sums[pixels] = {};
-    for (int64_t r = 0; r < span.rows; r++) {
-      for (int64_t q = 0; q < span.columns; q++) {
-        const float* x = span.x + r * line + q * tap + c;
-        const vec w = load(span.packed + ((v * s.kh + r) * s.kw + q) * kLanes);
+    for (int64_t r = 0; r < rows; r++) {
+      const float* x = span.x + r * line + c;
+      const float* weights = span.packed + (v * s.kh + r) * s.kw * kLanes;
+      for (int64_t q = 0; q < columns; q++, x += tap) {
+        const vec w = load(weights + q * kLanes);
 #pragma GCC unroll 8
         for (int t = 0; t < pixels; t++) sums[t] = multiply_add(load(x + t * step), w, sums[t]);
       }
     }
-    store_depthwise(span, c, pixels, sums);
+    finish(c, sums);
   }
 }
 
@@ -186,7 +203,7 @@ static inline void depthwise_line(const ConvShape& s, const float* x, const floa
       if (in_registers) continue;
       const int64_t c = vectors.begin * kLanes, c_end = std::min(vectors.end * kLanes, s.ci);
       finish_tile(span.y + c, s.co, pixels, static_cast<int>(c_end - c), span.y + c, s.co,
-                  e.at(row, c), Finish{false, true, 0, 0});
+                  e.at(row, c), Finish{false, true, 0, 0, nullptr});
     }
     ox = end;
   }

@@ -8,7 +8,7 @@ namespace kd {
 
 // Rows of `a` as they are, or copied where they would push each other out of the cache.
 struct MatrixRows {
-  static constexpr double kMaking = 1;
+  static constexpr double kMaking = 6;
   const float* a;
   int64_t lda;
 

@@ -20,7 +20,7 @@ static inline void copy_overrunning(float* to, const float* from, int64_t size) 
 
 class ImageRows {
  public:
-  static constexpr double kMaking = 3;
+  static constexpr double kMaking = 6;
 
   ImageRows(const ConvShape& shape, const float* x, int64_t group)
       : s_(shape), x_(x + group * shape.group_inputs()) {

@@ -30,6 +30,7 @@ struct Finish {
   bool accumulate;  // onto what earlier parts of the sum left in the output
   bool last;        // nothing more is to be added, so the epilogue is due
   float low, high;
+  const float* ahead;  // a panel that will be needed soon, fetched meanwhile
 };
 
 // The same in every lane. An addition to zero, as in splat, would cost an instruction here.
@@ -75,7 +76,8 @@ template <int rows, int width>
 struct Sums {
   vec at[rows][width];
 
-  __attribute__((always_inline)) Sums(int64_t depth, const Block& left, const Block& right) {
+  __attribute__((always_inline)) Sums(int64_t depth, const Block& left, const Block& right,
+                                      const float* ahead) {
     for (int i = 0; i < rows; i++)
       for (int j = 0; j < width; j++) at[i][j] = vec{};
     const float* a = left.data;
@@ -83,6 +85,8 @@ struct Sums {
     const int64_t row = left.across, panel = right.across, a_step = left.along,
                   b_step = right.along;
     for (int64_t p = 0; p < depth; p++, a += a_step, b += b_step) {
+      if (rows > 2 && width > 2)
+        __builtin_prefetch(ahead + p * kLanes, 0, 2);
       vec loaded[width];
 #pragma GCC unroll 4
       for (int j = 0; j < width; j++) {
@@ -104,7 +108,7 @@ struct Sums {
 template <int rows, int width>
 void multiply_tile(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
                    const Epilogue& e, const Finish& finish) {
-  Sums<rows, width> sums(depth, left, right);
+  Sums<rows, width> sums(depth, left, right, finish.ahead);
   const auto each = [&](const auto& change) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
