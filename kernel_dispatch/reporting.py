@@ -189,19 +189,6 @@ class GraphReport:
 class Report(list[GraphReport]):
     """A list of graph records that also prints: `print(kernel_dispatch.report())`."""
 
-    def _region_as_dict(self, region: Region) -> dict[str, Any]:
-        return {
-            "region": region.name,
-            "provider": region.provider,
-            "count": region.count,
-            "runs": None if region.backward else self.region_runs(region.name, region.provider),
-            "backward": region.backward,
-            "place": region.place,
-            "detail": region.detail,
-            "recipes": list(region.recipes),
-            "packed_bytes": region.packed_bytes,
-        }
-
     def text(self, verbose: bool = False) -> str:
         from kernel_dispatch.reporting_text import report_text
 

@@ -85,7 +85,7 @@ def _replace(
         region = Region(match.work().region, provider, 0, place(match.node))
         taken[region.name, provider] = region
     region.count += 1
-    region.packed_bytes += _packed_bytes(match)
+    region.packed_bytes += _packed_bytes(match, maker)
     region.recipes = tuple(sorted({*region.recipes, *_recipes(match)}))
     region.detail = _with(region.detail, absorbed.steps)
 
@@ -101,9 +101,12 @@ def _erase(graph: fx.Graph, last: fx.Node) -> None:
             dead += inputs
 
 
-def _packed_bytes(match: Any) -> int:
-    counted = getattr(match, "packed_bytes", None)
-    return counted(match.dtype.itemsize) if counted is not None else 0
+def _packed_bytes(match: Any, maker: RegionMaker) -> int:
+    """What the weight's second form costs, padding aside."""
+    weight = getattr(match, "weight", None)
+    if weight is None:
+        return 0
+    return int(weight.meta["val"].numel()) * (maker.packed_element or match.dtype.itemsize)
 
 
 def _recipes(match: Any) -> list[str]:

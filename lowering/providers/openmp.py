@@ -84,8 +84,8 @@ PROVIDER = Provider(
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
-        "linear": RegionMaker(_emit_linear, ABILITIES),
-        "convolution": RegionMaker(_emit_convolution, ABILITIES),
+        "linear": RegionMaker(_emit_linear, ABILITIES, packed_element=4),
+        "convolution": RegionMaker(_emit_convolution, ABILITIES, packed_element=4),
         "product": RegionMaker(_emit_product),
     },
 )

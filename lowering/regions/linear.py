@@ -42,9 +42,6 @@ class Linear:
     def casts_weight(self) -> bool:
         return self.weight.meta["val"].dtype != self.dtype
 
-    def packed_bytes(self, element: int) -> int:
-        return self.weight.meta["val"].numel() * element
-
     def work(self) -> Work:
         weight = self.weight.meta["val"]
         return Work(
