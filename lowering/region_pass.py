@@ -86,7 +86,7 @@ def _replace(
         taken[region.name, provider] = region
     region.count += 1
     region.packed_bytes += _packed_bytes(match, maker)
-    region.recipes = tuple(sorted({*region.recipes, *_recipes(match)}))
+    region.recipes = tuple(sorted({*region.recipes, *_recipes(match, maker)}))
     region.detail = _with(region.detail, absorbed.steps)
 
 
@@ -109,14 +109,16 @@ def _packed_bytes(match: Any, maker: RegionMaker) -> int:
     return int(weight.meta["val"].numel()) * (maker.packed_element or match.dtype.itemsize)
 
 
-def _recipes(match: Any) -> list[str]:
+def _recipes(match: Any, maker: RegionMaker) -> list[str]:
     """What is done to the weights of a match, in the words of the documentation."""
     if not hasattr(match, "weight"):
         return []
     found = ["prepack"]
     if getattr(match, "norm", None) is not None:
         found.append("fold-batch-norm")
-    if match.casts_weight:
+    if (maker.packed_element or 0) > match.dtype.itemsize:
+        found.append("widen-weight")
+    elif match.casts_weight:
         found.append("cast-weight")
     return found
 
