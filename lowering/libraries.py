@@ -16,6 +16,7 @@ import torch
 from lowering import machine
 
 _ONEDNN = r"MKL-DNN v(\S+)"  # torch still uses its old name
+_MKL = r"Math Kernel Library Version ([\d.]+)"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,7 @@ def libraries() -> tuple[Library, ...]:
     backends: Any = torch.backends
     return (
         Library("torch", torch.__version__, f"CPU kernels: {backends.cpu.get_cpu_capability()}"),
-        _library(
-            "MKL", backends.mkl, text, r"Math Kernel Library Version ([\d.]+)", _setting("BLAS")
-        ),
+        _library("MKL", backends.mkl, text, _MKL, _setting("BLAS")),
         _library("oneDNN", backends.mkldnn, text, _ONEDNN, "torch.backends.mkldnn"),
         _library(
             "OpenMP",
@@ -53,6 +52,11 @@ def libraries() -> tuple[Library, ...]:
 def onednn_version() -> str:
     """The version of oneDNN in this torch; empty where torch does not tell."""
     return _found(_ONEDNN, torch.__config__.show())
+
+
+def mkl_version() -> str:
+    """The version of MKL in this torch; empty where torch does not tell."""
+    return _found(_MKL, torch.__config__.show())
 
 
 def _library(name: str, backend: Any, text: str, pattern: str, detail: str) -> Library:

@@ -8,7 +8,7 @@ import importlib
 from lowering import targets
 from lowering.contract import Provider
 
-MODULES = ("eager", "inductor", "mkldnn", "openmp", "mha")
+MODULES = ("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack")
 
 
 def ours() -> tuple[Provider, ...]:

@@ -50,9 +50,6 @@ class Convolution:
     def casts_weight(self) -> bool:
         return self.weight.meta["val"].dtype != self.dtype
 
-    def packed_bytes(self, element: int) -> int:
-        return self.weight.meta["val"].numel() * element
-
     def work(self) -> Work:
         value, weight = self.node.meta["val"], self.weight.meta["val"]
         positions = math.prod(hint(size) for size in (value.shape[0], *value.shape[2:]))
@@ -69,7 +66,8 @@ class Convolution:
         weight = self.weight.meta["val"]
         if self.groups > 1 and weight.shape[1] == 1:
             return "depthwise"
-        return "pointwise" if math.prod(weight.shape[2:]) == 1 else "spatial"
+        widest = max(weight.shape[2:])
+        return "pointwise" if widest == 1 else "spatial" if widest <= 3 else "wide"
 
 
 def find(graph: fx.Graph, stays: Stays) -> Iterator[Convolution]:
