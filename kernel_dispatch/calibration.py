@@ -28,7 +28,7 @@ import torch.distributed as dist
 from kernel_dispatch.calibrate_command import COMMAND
 from kernel_dispatch.settings import Settings, resolve
 from kernel_dispatch.thread_count import with_threads
-from lowering import measuring
+from lowering import candidates, measuring
 from lowering.measuring import BUDGET_S
 from lowering.profile import MOST_BUSY, Conditions, MachineProfile, from_text
 
@@ -96,6 +96,7 @@ def calibrate(budget: float = BUDGET_S, settings: Settings | None = None) -> Ans
     """Measure now, whatever is stored, and store the result; a failure to store is a note."""
     settings = resolve() if settings is None else settings
     wanted, folder = measuring.conditions(settings.threads), settings.cache_folder
+    candidates.get_ready(folder)
     with _lock, _turn(folder, wanted, budget):
         profile = _aside(wanted.threads, lambda: measuring.measure(budget))
         answer = _stored(folder, replace(profile, conditions=wanted))
@@ -176,6 +177,7 @@ def _stored(folder: Path, profile: MachineProfile) -> Answer:
 def _measure_in_turn(folder: Path, wanted: Conditions) -> Answer:
     """Processes that start together must not measure together: they would time each other."""
     try:
+        candidates.get_ready(folder)
         with _turn(folder, wanted, BUDGET_S) as mine:
             answer = read(folder, wanted)
             if answer.profile is not None:

@@ -7,14 +7,18 @@ is noted as the reason why it was left out. New providers add themselves with `r
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from lowering import toolchain
 from lowering.native import library
 from lowering.profile import EAGER, SHAPES, RateKey
 
@@ -53,6 +57,7 @@ Run = Callable[[], Any]
 Prepare = Callable[[Any], "Run | None"]
 CANDIDATES: dict[RateKey, Prepare] = {}
 _versions: dict[RateKey, Callable[[], str]] = {}
+_ready: dict[Callable[[Path], object], None] = {}  # an ordered set
 
 
 def register(
@@ -62,14 +67,23 @@ def register(
     prepare: Prepare,
     shapes: Iterable[str] | None = None,
     version: Callable[[], str] = str,
+    ready: Callable[[Path], object] | None = None,
 ) -> None:
     """Have a provider measured. With another `version` earlier profiles no longer hold: for kernels
-    of our own it is the digest of their sources. What has to be built first, is built by whoever
-    decides to measure: the budget is not for compilers."""
+    of our own it is the digest of their sources. `ready` does what takes long and happens once, as
+    building kernels does, and is told the cache folder: the budget is not for compilers."""
+    if ready is not None:
+        _ready[ready] = None
     for dtype in dtypes:
         for shape in SHAPES[kind] if shapes is None else shapes:
             key = RateKey(kind, provider, dtype, shape)
             CANDIDATES[key], _versions[key] = prepare, version
+
+
+def get_ready(folder: Path) -> None:
+    """Before the clock starts."""
+    for ready in _ready:
+        ready(folder)
 
 
 def described() -> str:
@@ -167,6 +181,23 @@ def _nnpack_conv(p: Conv) -> Run | None:
     return lambda: operator(p.x, p.weight, p.bias, p.padding)
 
 
+@functools.cache
+def _kernels_version() -> str:
+    """The sources, and whether they can be built. The library's own fingerprint also has compiler
+    flags, and finding those compiles something; this is asked even where nothing is compiled."""
+    if not toolchain.probe().available:
+        return "not here"
+    digest = hashlib.sha256()
+    for source in sorted(Path(library.__file__).parent.glob("*.[hc]*")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _built_kernels(folder: Path) -> None:
+    library.keep_in(folder)
+    library.probe()
+
+
 def _openmp_linear(p: Gemm) -> Run | None:
     if not library.probe().available:
         return None
@@ -194,5 +225,12 @@ register("conv", "mkldnn", _DTYPES, _mkldnn_conv)
 # NNPACK has no groups, and its gain is in the 3x3 convolutions.
 register("conv", "nnpack", ("float32",), _nnpack_conv, shapes=("spatial",))
 # Half precision is widened around these kernels, which is Inductor's work and not counted here.
-register("gemm", "openmp", ("float32", "float16"), _openmp_linear, version=library.fingerprint)
-register("conv", "openmp", ("float32", "float16"), _openmp_conv, version=library.fingerprint)
+for _kind, _prepare in (("gemm", _openmp_linear), ("conv", _openmp_conv)):
+    register(
+        _kind,
+        "openmp",
+        ("float32", "float16"),
+        _prepare,
+        version=_kernels_version,
+        ready=_built_kernels,
+    )

@@ -11,7 +11,7 @@ import pytest
 from kernel_dispatch import calibration
 from kernel_dispatch.diagnosis import Calibration, diagnose
 from kernel_dispatch.doctor import _calibration
-from lowering import measuring
+from lowering import candidates, measuring
 from lowering.profile import MachineProfile, from_text
 from tests.unit.conftest import Run
 from tests.unit.test_profile import CONDITIONS, PROFILE, RATES
@@ -28,6 +28,7 @@ def cache(tmp_path: Path, clean_environment: None, monkeypatch: pytest.MonkeyPat
         return dataclasses.replace(PROFILE, seconds=budget)
 
     monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(candidates, "get_ready", lambda folder: None)
     monkeypatch.setenv("UNIFIED_CACHE_DIR", str(tmp_path))
     calibration.forget()
     return tmp_path

@@ -19,9 +19,10 @@ import torch
 from kernel_dispatch import calibration
 from kernel_dispatch.calibration import calibrate, current, find, path_of
 from kernel_dispatch.settings import Settings
-from lowering import measuring
+from lowering import candidates, measuring
 from lowering.errors import SettingError
 from lowering.profile import MachineProfile
+from tests.unit.test_measuring import of_torch
 from tests.unit.test_profile import RATES
 
 pytestmark = pytest.mark.quick
@@ -36,6 +37,11 @@ class Measured:
         self.busy = 0.0
         self.error: Exception | None = None
         self.seen: list[tuple[int, bool, bool]] = []
+        self.ready: list[Path] = []
+
+    def get_ready(self, folder: Path) -> None:
+        assert self.times == len(self.ready), "not before the measurement"
+        self.ready.append(folder)
 
     def measure(self, budget: float = 3.0, give_up: bool = False) -> MachineProfile:
         self.times += 1
@@ -53,6 +59,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Measured]:
     stand_in = Measured()
     monkeypatch.setattr(measuring, "measure", stand_in.measure)
     monkeypatch.setattr(measuring, "glance", lambda: stand_in.glances)
+    monkeypatch.setattr(candidates, "get_ready", stand_in.get_ready)
     calibration.forget()
     yield stand_in
     calibration.forget()
@@ -81,6 +88,16 @@ def test_auto_measures_once_and_the_next_process_reads_it(
     assert (answer.profile, measured.times) == (first, 1)
     assert answer.path == path_of(mine.cache_folder, first.conditions)
     assert read(answer.path) == first
+
+
+def test_kernels_are_built_before_and_only_if_something_is_measured(
+    measured: Measured, tmp_path: Path
+) -> None:
+    current(settings(tmp_path, "off"), auto=True)
+    assert measured.ready == []
+    current(settings(tmp_path), auto=True)
+    calibrate(settings=settings(tmp_path))
+    assert (measured.ready, measured.times) == ([tmp_path, tmp_path], 2)
 
 
 def test_nothing_is_measured_unless_both_ask_for_it(measured: Measured, tmp_path: Path) -> None:
@@ -352,7 +369,10 @@ def test_the_two_settings_are_checked(tmp_path: Path) -> None:
     assert found.calibration == "off"
 
 
-def test_this_machine_for_real(tmp_path: Path) -> None:
+def test_this_machine_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the libraries of torch; kernels that have to be built are not for the quick tests."""
+    monkeypatch.setattr(measuring, "CANDIDATES", of_torch())
+    monkeypatch.setattr(candidates, "get_ready", lambda folder: None)
     answer = calibrate(0.2, settings(tmp_path))
     calibration.forget()
     assert answer.profile is not None

@@ -5,16 +5,23 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lowering import candidates, measuring
+from lowering import candidates, measuring, toolchain
 from lowering.candidates import CANDIDATES
+from lowering.contract import Probe
 from lowering.profile import SHAPES, MachineProfile, RateKey, from_text
 
 pytestmark = pytest.mark.quick
+
+
+def of_torch() -> dict[RateKey, candidates.Prepare]:
+    """Those that need no compiler; the kernels of our own have their own tests."""
+    return {key: prepare for key, prepare in CANDIDATES.items() if key.provider != "openmp"}
 
 
 class Machine:
@@ -130,7 +137,7 @@ def test_float32_products_come_first() -> None:
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("provider", sorted({key.provider for key in CANDIDATES}))
+@pytest.mark.parametrize("provider", sorted({key.provider for key in of_torch()}))
 def test_candidates_compute_the_same(kind: str, provider: str) -> None:
     for shape in SHAPES[kind]:
         prepare = CANDIDATES.get(RateKey(kind, provider, "float32", shape))
@@ -160,10 +167,34 @@ def test_a_new_version_of_a_candidate_changes_the_conditions(
     assert len(candidates.CANDIDATES) == len(SHAPES["gemm"])
 
 
+def test_a_compiler_that_comes_or_goes_changes_the_conditions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = set()
+    for found in (Probe.yes("g++ 1"), Probe.no("no compiler")):
+        monkeypatch.setattr(toolchain, "probe", lambda found=found: found)
+        candidates._kernels_version.cache_clear()
+        seen.add(measuring.conditions(2).candidates)
+    candidates._kernels_version.cache_clear()
+    assert len(seen) == 2
+
+
+def test_what_takes_long_happens_before_the_clock_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(candidates, "CANDIDATES", {})
+    monkeypatch.setattr(candidates, "_ready", {})
+    built: list[Path] = []
+    for kind in SHAPES:
+        candidates.register(kind, "ours", ["float32"], lambda p: None, ready=built.append)
+    candidates.get_ready(tmp_path)
+    assert set(built) == {tmp_path}
+
+
 def test_this_machine_for_real() -> None:
     """What holds whatever the times are: a whole record that survives its file."""
     state = torch.get_rng_state()
-    profile = measuring.measure(0.3)
+    profile = measuring.measure(0.3, of_torch())
     assert torch.equal(state, torch.get_rng_state())
     assert torch.is_grad_enabled()
     assert profile.rates
