@@ -93,12 +93,16 @@ def find(settings: Settings | None = None, *, auto: bool = False) -> Answer:
 
 
 def calibrate(budget: float = BUDGET_S, settings: Settings | None = None) -> Answer:
-    """Measure now, whatever is stored, and store the result; a failure to store is a note."""
+    """Measure now, whatever is stored, and store the result; a failure to store is a note. So is a
+    busy machine, where a better profile is stored already."""
     settings = resolve() if settings is None else settings
     wanted, folder = measuring.conditions(settings.threads), settings.cache_folder
     candidates.get_ready(folder)
     with _lock, _turn(folder, wanted, budget):
         profile = _aside(wanted.threads, lambda: measuring.measure(budget))
+        before = read(folder, wanted).profile
+        if profile.disturbed and before is not None and not before.disturbed:
+            return Answer(profile, note=f"not stored: the profile of {before.date} is better")
         answer = _stored(folder, replace(profile, conditions=wanted))
         _known[folder, wanted] = answer
         return answer

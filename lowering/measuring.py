@@ -226,7 +226,7 @@ class _Measurement:
                 continue
             if first > self.left() * _LARGEST_SHARE:
                 samples[key] = [first]
-                self.note(f"{_who(key)} {key.shape}: one call only, it took {first:.1f} s")
+                self.note(f"{_who(key)} {key.shape}: one call only, it took {first:.2g} s")
             else:
                 runs[key] = run
         self._rounds(runs, samples, start + share)
@@ -260,7 +260,7 @@ class _Measurement:
         expected = flops / max(rates) / 1e9 if any(rates) else 0.0
         if expected <= self.left() * _LARGEST_SHARE:
             return False
-        self.note(f"{_who(key)} {key.shape}: left out, one call would take {expected:.1f} s")
+        self.note(f"{_who(key)} {key.shape}: left out, one call would take {expected:.2g} s")
         return True
 
 

@@ -183,6 +183,20 @@ def test_a_machine_that_becomes_busy_is_measured_once_and_not_kept(
     assert calibrate(settings=settings(tmp_path)).path is not None  # who asks for it gets it
 
 
+def test_a_busy_moment_does_not_replace_a_better_profile(
+    measured: Measured, tmp_path: Path
+) -> None:
+    mine = settings(tmp_path)
+    measured.busy = 0.5
+    assert calibrate(settings=mine).path is not None  # better than none, if somebody asks for it
+    measured.busy = 0.0
+    good = calibrate(settings=mine)
+    measured.busy = 0.5
+    answer = calibrate(settings=mine)
+    assert (answer.path, answer.note) == (None, "not stored: the profile of 2 is better")
+    assert current(mine) == good.profile
+
+
 def test_a_failure_is_a_note_and_is_not_repeated(measured: Measured, tmp_path: Path) -> None:
     measured.error = MemoryError("too much")
     for _ in range(3):
