@@ -1,8 +1,15 @@
-"""How tensors lie in memory when a lowering has changed it: inside of a graph, and at its end."""
+"""How tensors lie in memory where a lowering has changed it: kept inside, put back where it shows.
+
+Convolutions of ours give images channels last, and what is computed from them inherits that. It
+shows where the graph hands out a tensor or a view of one, and to operators that read memory as it
+lies. There the tensor is laid out as the user's own code would have laid it: the tensor that owns
+the memory, so that views which shared it still do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,53 +21,88 @@ from lowering.graphs import hint
 
 aten = torch.ops.aten
 
-
-def strides(graph: fx.Graph) -> list[Any]:
-    """The strides of every output, as they were traced; None for what is no tensor."""
-    return [
-        value.stride() if isinstance(value := _value(node), torch.Tensor) else None
-        for node in _results(graph)
-    ]
+Strides = Mapping[fx.Node, Sequence[Any]]
+# Operators of torch that read memory as it lies.
+_READ_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default)
+_NAMESPACES = ("aten", "prims", "kernel_dispatch", "_operator")
 
 
-def allow_other_strides(module: fx.GraphModule) -> None:
-    """Views become reshapes, which copy where they must; then the new strides are worked out."""
+def strides(graph: fx.Graph) -> dict[fx.Node, Sequence[Any]]:
+    """The strides of every tensor, as they were traced."""
+    return {
+        node: value.stride()
+        for node in graph.nodes
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+    }
+
+
+def put_back(
+    module: fx.GraphModule, wanted: Strides, stands_for: Mapping[fx.Node, fx.Node]
+) -> None:
+    """Work out how tensors lie now, and lay out those whose strides show as they lay before.
+
+    `stands_for`: the node that a region put in the place of an old one -> the old one.
+    """
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
-        node.target = aten.reshape.default
+        node.target = aten.reshape.default  # copies where it must
+    _propagate(module)
+    for node in list(module.graph.nodes):
+        value, stride = node.meta.get("val"), wanted.get(stands_for.get(node, node))
+        if stride is None or not isinstance(value, torch.Tensor) or _is_view(node):
+            continue
+        if not _alike(value, stride):
+            _lay_out(module.graph, node, stride)
+
+
+def _propagate(module: fx.GraphModule) -> None:
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     mode = next((v.fake_mode for v in inputs if isinstance(v, FakeTensor)), None)
     with torch.no_grad():
         FakeTensorProp(module, mode=mode).propagate_dont_convert_inputs(*inputs)
 
 
-def restore(graph: fx.Graph, wanted: Sequence[Any]) -> None:
-    """Outputs lie in memory as the user's own code would have laid them."""
-    node = graph.output_node()
-    results = list(_results(graph))
-    for index, (result, stride) in enumerate(zip(results, wanted, strict=True)):
-        value = _value(result)
-        if stride is None or value is None or _alike(value, stride):
-            continue
-        order = sorted(range(value.dim()), key=lambda dim: (-hint(stride[dim]), dim))
-        back = [order.index(dim) for dim in range(value.dim())]
-        with graph.inserting_before(node):
-            results[index] = _laid_out(graph, result, order, back)
-    node.args = (tuple(results) if isinstance(node.args[0], tuple) else results,)
-
-
-def _laid_out(graph: fx.Graph, node: fx.Node, order: list[int], back: list[int]) -> fx.Node:
-    kept = node.meta["val"]
-    value, steps = kept, node
-    laid_out: tuple[Any, ...] = (
+def _lay_out(graph: fx.Graph, node: fx.Node, stride: Sequence[Any]) -> None:
+    """Give those users of `node` to whom it shows a copy with these strides."""
+    seeing = [user for user in node.users if _sees_layout(user)]
+    if not seeing:
+        return
+    order = sorted(range(len(stride)), key=lambda dim: (-hint(stride[dim]), dim))
+    back = [order.index(dim) for dim in range(len(order))]
+    steps: Any = (
         (aten.permute.default, (order,), {}),
         (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         (aten.permute.default, (back,), {}),
     )
-    for target, args, kwargs in laid_out:
-        steps = graph.call_function(target, (steps, *args), kwargs)
-        value = target(value, *args, **kwargs)
-        steps.meta["val"] = value
-    return steps
+    value, copy = node.meta["val"], node
+    with graph.inserting_before(node.next):
+        for target, args, kwargs in steps:
+            value, copy = (
+                target(value, *args, **kwargs),
+                graph.call_function(target, (copy, *args), kwargs),
+            )
+            copy.meta["val"] = value
+    for user in seeing:
+        user.replace_input_with(node, copy)
+
+
+def _sees_layout(user: fx.Node) -> bool:
+    if user.op == "output" or user.target in _READ_MEMORY:
+        return True
+    if _is_view(user):
+        return any(map(_sees_layout, user.users))
+    namespace = getattr(user.target, "namespace", None) or getattr(user.target, "__module__", "")
+    return namespace not in _NAMESPACES
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Does it share memory with its input?"""
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in schema.returns
+    )
 
 
 def _alike(value: torch.Tensor, stride: Sequence[Any]) -> bool:
@@ -71,12 +113,3 @@ def _alike(value: torch.Tensor, stride: Sequence[Any]) -> bool:
         statically_known_true(mine == wanted) or statically_known_true(size == 1)
         for mine, wanted, size in zip(value.stride(), stride, value.shape, strict=True)
     )
-
-
-def _results(graph: fx.Graph) -> Sequence[Any]:
-    results: Any = graph.output_node().args[0]
-    return results
-
-
-def _value(node: Any) -> Any:
-    return node.meta.get("val") if isinstance(node, fx.Node) else None

@@ -28,15 +28,24 @@ _REGIONS = {
 }
 
 
-def lower(graph: fx.Graph, request: Request, stays: Collection[str]) -> list[Region]:
-    """Replace every region that a row takes; returns what was taken and by whom."""
+def lower(
+    graph: fx.Graph,
+    request: Request,
+    stays: Collection[str],
+    stands_for: dict[fx.Node, fx.Node] | None = None,
+) -> list[Region]:
+    """Replace every region that a row takes; returns what was taken and by whom.
+
+    In `stands_for`: the node that now gives a value -> the node that gave it.
+    """
+    made: dict[fx.Node, fx.Node] = {} if stands_for is None else stands_for
     taken: dict[tuple[str, str], Region] = {}
     for name, region in _REGIONS.items():
         rows = [row for row in request.region_rows if row.region == name]
         for match in region.find(graph, weights.Stays(stays)) if rows else ():
             chosen = _choose(match, rows, request)
             if chosen is not None:
-                _replace(graph, match, *chosen, taken)
+                made.update(_replace(graph, match, *chosen, taken))
     if taken:
         graph.eliminate_dead_code()
     return list(taken.values())
@@ -72,7 +81,7 @@ def _replace(
     provider: str,
     maker: RegionMaker,
     taken: dict[tuple[str, str], Region],
-) -> None:
+) -> dict[fx.Node, fx.Node]:
     absorbed = epilogue.absorb(match.node, maker.abilities)
     last = absorbed.last
     with graph.inserting_before(last):
@@ -88,6 +97,7 @@ def _replace(
     region.packed_bytes += _packed_bytes(match, maker)
     region.recipes = tuple(sorted({*region.recipes, *_recipes(match, maker)}))
     region.detail = _with(region.detail, absorbed.steps)
+    return {new: last}
 
 
 def _erase(graph: fx.Graph, last: fx.Node) -> None:
@@ -106,14 +116,15 @@ def _packed_bytes(match: Any, maker: RegionMaker) -> int:
     weight = getattr(match, "weight", None)
     if weight is None:
         return 0
-    return int(weight.meta["val"].numel()) * (maker.packed_element or match.dtype.itemsize)
+    element = match.dtype.itemsize if maker.packed_element is None else maker.packed_element
+    return int(weight.meta["val"].numel()) * element
 
 
 def _recipes(match: Any, maker: RegionMaker) -> list[str]:
     """What is done to the weights of a match, in the words of the documentation."""
     if not hasattr(match, "weight"):
         return []
-    found = ["prepack"]
+    found = [] if maker.packed_element == 0 else ["prepack"]
     if getattr(match, "norm", None) is not None:
         found.append("fold-batch-norm")
     if (maker.packed_element or 0) > match.dtype.itemsize:
@@ -171,19 +182,10 @@ def lower_training(
 
 
 def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
-    """`lower` an inference graph; its outputs lie in memory as they would have without it."""
-    graph = module.graph
-    strides = outputs.strides(graph)
-    taken = lower(graph, _without_layouts(request, graph), static_inputs(graph))
+    """`lower` an inference graph; where its memory shows, it lies as it would have without us."""
+    strides = outputs.strides(module.graph)
+    stands_for: dict[fx.Node, fx.Node] = {}
+    taken = lower(module.graph, request, static_inputs(module.graph), stands_for)
     if any(region.name == "convolution" for region in taken):
-        outputs.allow_other_strides(module)
-        outputs.restore(graph, strides)
+        outputs.put_back(module, strides, stands_for)
     return taken
-
-
-def _without_layouts(request: Request, graph: fx.Graph) -> Request:
-    """Convolutions change how images lie in memory, which `as_strided` would read wrongly."""
-    if not graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
-        return request
-    rows = tuple(row for row in request.region_rows if row.region != "convolution")
-    return replace(request, region_rows=rows)

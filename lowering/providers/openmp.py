@@ -67,6 +67,12 @@ def _emit_product(graph: fx.Graph, match: Product, epilogue: Epilogue) -> fx.Nod
     )
 
 
+def _refuses(match: Linear | Convolution) -> str:
+    """A weight that the graph rounds (autocast) would be widened from its unrounded values."""
+    rounded = match.weight.meta["val"].dtype.itemsize > match.dtype.itemsize
+    return "openmp does not round weights to half precision" if rounded else ""
+
+
 def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
     act = epilogue.activation
     beside = (epilogue.before, epilogue.times, epilogue.after)
@@ -84,8 +90,8 @@ PROVIDER = Provider(
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
-        "linear": RegionMaker(_emit_linear, ABILITIES, packed_element=4),
-        "convolution": RegionMaker(_emit_convolution, ABILITIES, packed_element=4),
+        "linear": RegionMaker(_emit_linear, ABILITIES, _refuses, packed_element=4),
+        "convolution": RegionMaker(_emit_convolution, ABILITIES, _refuses, packed_element=4),
         "product": RegionMaker(_emit_product),
     },
 )

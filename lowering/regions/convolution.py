@@ -12,7 +12,7 @@ from torch import fx
 
 from lowering.capability import Work
 from lowering.graphs import hint, only_first_output
-from lowering.regions.weights import Stays, under_casts
+from lowering.regions.weights import Stays, under_cast
 
 aten = torch.ops.aten
 
@@ -76,7 +76,7 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Convolution]:
         if node.target is not aten.convolution.default:
             continue
         input, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-        weight, bias = under_casts(weight), under_casts(bias)
+        weight, bias = under_cast(weight), under_cast(bias)
         if transposed or weight not in stays or not stays.or_none(bias):
             continue
         if weight.meta["val"].dim() not in (3, 4) or node.meta["val"].dim() not in (3, 4):
@@ -88,12 +88,18 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Convolution]:
             input,
             weight,
             bias,
-            list(stride),
-            list(padding),
-            list(dilation),
+            _for_each(stride, weight),
+            _for_each(padding, weight),
+            _for_each(dilation, weight),
             groups,
             norm,
         )
+
+
+def _for_each(numbers: Any, weight: fx.Node) -> list[int]:
+    """One number for each spatial dimension; a single one holds for all of them."""
+    dims = weight.meta["val"].dim() - 2
+    return list(numbers) * dims if len(numbers) == 1 else list(numbers)
 
 
 def _norm_behind(node: fx.Node, stays: Stays) -> tuple[fx.Node, Norm] | None:
@@ -104,7 +110,7 @@ def _norm_behind(node: fx.Node, stays: Stays) -> tuple[fx.Node, Norm] | None:
         return None
     used = only_first_output(norm)
     args: Any = norm.args  # (input, weight, bias, mean, variance, momentum, eps)
-    weight, bias, mean, var = (under_casts(part) for part in args[1:5])
+    weight, bias, mean, var = (under_cast(part) for part in args[1:5])
     if used is None or not all(map(stays.or_none, (weight, bias, mean, var))):
         return None
     return used, Norm(weight, bias, mean, var, float(args[6]))

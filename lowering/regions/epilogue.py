@@ -130,7 +130,7 @@ def _binary(node: fx.Node, target: object) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _same_kind(one: object, other: object) -> bool:
-    """Equal shapes and dtypes: nothing is broadcast or promoted between them."""
+    """Equal in shape, dtype and strides: nothing is broadcast, promoted or laid out anew."""
     values = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in (one, other)]
     left, right = values
     return (
@@ -139,4 +139,5 @@ def _same_kind(one: object, other: object) -> bool:
         and left.dtype == right.dtype
         and left.device == right.device
         and same_sizes(left.shape, right.shape)
+        and same_sizes(left.stride(), right.stride())
     )

@@ -16,7 +16,7 @@ from torch import fx
 from lowering.capability import Work
 from lowering.graphs import hint, same_sizes
 from lowering.profile import gemm_shape
-from lowering.regions.weights import Stays, transposed_from, under_casts
+from lowering.regions.weights import Stays, transposed_from, under_cast
 
 aten = torch.ops.aten
 
@@ -66,12 +66,17 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Linear]:
             bias, left, right = node.args
         else:
             continue
-        weight: Any = under_casts(transposed_from(right) or transposed_from(under_casts(right)))
-        bias = under_casts(bias)
+        weight, bias = _weight_of(right), under_cast(bias)
         if weight not in stays or not stays.or_none(bias):
             continue
-        if bias is None or bias.meta["val"].dim() == 1:
+        if bias is None or same_sizes(bias.meta["val"].shape, node.meta["val"].shape[-1:]):
             yield _in_full_rank(Linear(node, left, weight, bias))
+
+
+def _weight_of(right: fx.Node) -> Any:
+    """The (out, in) matrix; its conversion stands before the transpose or behind it."""
+    plain = transposed_from(right)
+    return under_cast(plain) if plain is not None else transposed_from(under_cast(right))
 
 
 def _in_full_rank(match: Linear) -> Linear:

@@ -26,15 +26,21 @@ class Stays:
         return node is None or node in self
 
 
-def under_casts(node: Any) -> Any:
-    """What stands under conversions of dtype: autocast puts one between a weight and its use."""
+def under_cast(node: Any) -> Any:
+    """What stands under a conversion of dtype: autocast puts one between a weight and its use.
+
+    One conversion between floating dtypes only: packing does that one as well. A second one, or
+    one through integers, rounds in a way that is the user's.
+    """
     convert = torch.ops.prims.convert_element_type.default
-    while isinstance(node, fx.Node) and (
+    if not isinstance(node, fx.Node) or not (
         node.target is convert
         or (node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"})
     ):
-        node = node.args[0]
-    return node
+        return node
+    source: Any = node.args[0]
+    dtypes = (source.meta["val"].dtype, node.meta["val"].dtype)
+    return source if all(dtype.is_floating_point for dtype in dtypes) else node
 
 
 def transposed_from(node: Any) -> Any:

@@ -70,8 +70,8 @@ TARGET = Target(
             dtypes=frozenset({"float32", "float16"}),
             training=False,
             min_flops=1 << 16,
-            why="weights laid out once, bias to residual in one pass, a microsecond to call; float16 "
-            "is computed in float32, which eager does number by number",
+            why="weights laid out once, bias to residual in one pass, a microsecond to call; "
+            "float16 is computed in float32, which eager does number by number",
         ),
         CapabilityRow(
             "cpu",
@@ -93,9 +93,9 @@ TARGET = Target(
             priority=70,
             dtypes=frozenset({"float32", "float16"}),
             training=False,
-            why="weights laid out once with the BatchNorm in them, channels last throughout, what "
-            "follows in the same pass; a call through oneDNN in torch costs 29 us, which is half of "
-            "a layer of MobileNetV2 (measured: 2 cores of Zen 4)",
+            why="weights laid out once with the BatchNorm in them, channels last throughout, "
+            "what follows in the same pass; a call through oneDNN in torch costs 29 us, which is half "
+            "of a layer of MobileNetV2 (measured: 2 cores of Zen 4)",
         ),
         CapabilityRow(
             "cpu",
@@ -128,8 +128,8 @@ TARGET = Target(
             priority=70,
             dtypes=frozenset({"float32", "float16", "bfloat16"}),
             training=False,
-            why="the products do not go through the BLAS of torch; grouped heads are read once; half "
-            "precision is computed in float32, where torch rounds the scores",
+            why="the products do not go through the BLAS of torch; grouped heads are read once; "
+            "half precision is computed in float32, where torch rounds the scores",
         ),
         CapabilityRow(
             "cpu",
@@ -235,6 +235,18 @@ TARGET = Target(
             why="kernels from 4x4 on by Fourier's transform, whose error is eager's own: 5x5 with "
             "64 channels of 56x56 takes 2.3 ms where the fastest direct way takes 7.3 (measured: "
             "one thread of Zen 4)",
+        ),
+        CapabilityRow(
+            "cpu",
+            "opt_einsum",
+            "einsum",
+            Level.O1,
+            priority=60,
+            dtypes=frozenset({"float32", "float64", "bfloat16", "complex64", "complex128"}),
+            subclasses=False,
+            why="the order decides the FLOPs (4 or 82 thousand for ij,jk,kl->il with sizes 64, 8, "
+            "64, 2) and nothing else but the order of sums; not float16, whose range another "
+            "order may leave",
         ),
         CapabilityRow("cpu", "eager", GRAPH, Level.O0, why="takes everything that torch takes"),
     ),
