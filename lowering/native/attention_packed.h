@@ -21,7 +21,7 @@ static inline void pack_queries(float* to, const Group& group, const Element* q,
     const int present = std::min(rows - r, kLanes);
     const Element* from[kLanes];
     for (int i = 0; i < present; i++, row = group.after(row)) from[i] = q + group.query_offset(row);
-    pack_columns(to + r, kRows, from, present, group.shape.d, 0, [&](vec v) { return v * scale; });
+    pack_columns(to + r, kRows, from, present, group.shape.d, [&](vec v) { return v * scale; });
   }
 }
 
@@ -46,8 +46,12 @@ static inline void attend_packed(const Group& group, Range rows, Range keys, con
   const int64_t end = std::min(keys.end, group.visible_keys(group.row(rows.begin), rows.size()));
   for (int64_t key = keys.begin; key < end; key += kBlockKeys) {
     const int count = static_cast<int>(std::min<int64_t>(kBlockKeys, end - key));
-    pack_keys(packed_keys, k + group.key_offset(key), shape.k_l, count, shape.d);
-    pack_values(packed_values, v + group.value_offset(key), shape.v_l, count, shape.dv);
+    const Rows<Element> block_keys{k + group.key_offset(key), shape.k_l, shape.d};
+    const Rows<Element> block_values{v + group.value_offset(key), shape.v_l, shape.dv};
+    const int64_t next_size = key + count < end ? shape.d : 0;
+    const Rows<Element> next_keys{block_keys.row(count), shape.k_l, next_size};
+    pack_keys(packed_keys, block_keys, count, block_values);
+    pack_values(packed_values, block_values, count, next_keys);
     for (int64_t t = 0; t < tiles; t++) {
       const Range tile = part_of(rows.size(), t, tiles);
       const int height = static_cast<int>(tile.size());

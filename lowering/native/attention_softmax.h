@@ -15,7 +15,7 @@ namespace attending {
 
 constexpr int kBlockKeys = 256;
 constexpr int kScoreStride = kBlockKeys + 16;  // no power of two, whose multiples share cache sets
-// The most rows whose scores are worked on at once.
+// Rows of a tile of packed queries.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 12;
 #elif defined(__AVX2__)
@@ -23,7 +23,8 @@ constexpr int kRows = 6;
 #else
 constexpr int kRows = 4;
 #endif
-constexpr int kRowsInLanes = (kRows + kLanes - 1) / kLanes * kLanes;
+constexpr int kMostUnpackedRows = 8;  // read without packing; with more rows, packing pays
+constexpr int kRowsInLanes = (std::max(kRows, kMostUnpackedRows) + kLanes - 1) / kLanes * kLanes;
 
 static inline int64_t whole_vectors(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
 

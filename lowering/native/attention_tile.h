@@ -102,23 +102,21 @@ static inline void add_values(int rows, int keys, int64_t present, const float* 
 }
 
 // Up to kLanes rows as columns: to[p * ld + i] = change(from[i][p]) for p < d. Whole vectors are
-// written, in the order of p, with zeros in the place of absent rows. Rows `ahead` of these are
-// fetched: hardware does not see through this order of reading.
+// written, in the order of p, with zeros in the place of absent rows.
 template <class Element, class Change>
 static inline void pack_columns(float* to, int64_t ld, const Element* const* from, int rows,
-                                int64_t d, int64_t ahead, const Change& change) {
+                                int64_t d, const Change& change) {
   for (int64_t p = 0; p < d; p += kLanes) {
     const int count = d - p < kLanes ? static_cast<int>(d - p) : kLanes;
     vec tile[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; i++) {
-      if (i >= rows) {
+      if (i >= rows)
         tile[i] = vec{};
-      } else {
-        __builtin_prefetch(from[i] + ahead + p);
-        tile[i] = change(count == kLanes ? load_floats(from[i] + p)
-                                         : load_floats_first(from[i] + p, count));
-      }
+      else if (count == kLanes)
+        tile[i] = change(load_floats(from[i] + p));
+      else
+        tile[i] = change(load_floats_first(from[i] + p, count));
     }
     transpose(tile);
 #pragma GCC unroll 16
@@ -127,28 +125,47 @@ static inline void pack_columns(float* to, int64_t ld, const Element* const* fro
   }
 }
 
+// Asks for a row that is packed later: memory is to be busy while this one is packed.
+template <class Element>
+static inline void fetch_row(const Element* row, int64_t size) {
+  constexpr int64_t line = 64 / sizeof(Element);
+  for (int64_t i = 0; i < size; i += line) __builtin_prefetch(row + i, 0, 2);
+}
+
+// Rows of keys or of values as they lie.
+template <class Element>
+struct Rows {
+  const Element* data;
+  int64_t stride, size;
+  const Element* row(int64_t index) const { return data + index * stride; }
+};
+
 // [vector][d][kLanes]
 template <class Element>
-static inline void pack_keys(float* to, const Element* keys, int64_t stride, int count, int64_t d) {
+static inline void pack_keys(float* to, Rows<Element> keys, int count, Rows<Element> later) {
   for (int j = 0; j < count; j += kLanes) {
     const Element* rows[kLanes];
     const int present = count - j < kLanes ? count - j : kLanes;
-    for (int i = 0; i < present; i++) rows[i] = keys + (j + i) * stride;
-    pack_columns(to + j * d, kLanes, rows, present, d, kLanes * stride, [](vec v) { return v; });
+    for (int i = 0; i < present; i++) {
+      rows[i] = keys.row(j + i);
+      fetch_row(later.row(j + i), later.size);
+    }
+    pack_columns(to + j * keys.size, kLanes, rows, present, keys.size, [](vec v) { return v; });
   }
 }
 
 // [vector][key][kLanes]
 template <class Element>
-static inline void pack_values(float* to, const Element* values, int64_t stride, int count,
-                               int64_t dv) {
+static inline void pack_values(float* to, Rows<Element> values, int count, Rows<Element> later) {
   for (int j = 0; j < count; j++) {
-    const Element* from = values + j * stride;
+    fetch_row(later.row(j), later.size);
+    const Element* from = values.row(j);
     float* place = to + j * kLanes;
     int64_t c = 0;
-    for (; c + kLanes <= dv; c += kLanes, place += count * kLanes)
+    for (; c + kLanes <= values.size; c += kLanes, place += count * kLanes)
       store(place, load_floats(from + c));
-    if (c < dv) store(place, load_floats_first(from + c, static_cast<int>(dv - c)));
+    if (c < values.size)
+      store(place, load_floats_first(from + c, static_cast<int>(values.size - c)));
   }
 }
 

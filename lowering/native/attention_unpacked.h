@@ -12,10 +12,9 @@
 namespace kd {
 namespace attending {
 
-constexpr int64_t kMostUnpackedRows = 4;  // with more, packing pays
-
 // As many rows share what was read as leave the accumulators in registers.
-constexpr int kRowsTogether = kRows > 6 ? 2 : 1;
+constexpr int kRowsScored = 4;
+constexpr int kRowsAdded = kRows > 6 ? 2 : 1;
 // Rows take turns on so few keys that all but the first turn find them in the first cache.
 constexpr int kKeysPerTurn = 32;
 
@@ -48,10 +47,15 @@ static inline void score_unpacked(const Element* keys, int64_t stride, int count
                                   const float* queries, int rows, int64_t d, float* scores) {
   const int64_t ld = whole_vectors(d);
   for (int j = 0; j < count; j += kLanes)
-    for (int r = 0; r < rows; r += kRowsTogether)
-      (rows - r >= kRowsTogether ? score_vector<kRowsTogether, Element> : score_vector<1, Element>)(
-          keys + j * stride, stride, count - j, queries + r * ld, ld, d,
-          scores + r * kScoreStride + j);
+    for (int r = 0; r < rows; r += kRowsScored) {
+      const int left = rows - r;
+      const auto score_rows = left == 1   ? score_vector<1, Element>
+                              : left == 2 ? score_vector<2, Element>
+                              : left == 3 ? score_vector<3, Element>
+                                          : score_vector<kRowsScored, Element>;
+      score_rows(keys + j * stride, stride, count - j, queries + r * ld, ld, d,
+                 scores + r * kScoreStride + j);
+    }
 }
 
 // `columns` of the last vector are there.
@@ -101,8 +105,8 @@ static inline void add_unpacked(const Element* values, int64_t stride, int count
     for (int64_t c = 0; c < ld; c += kLanes)
       store(sums + r * ld + c, load(sums + r * ld + c) * splat(rescale[r]));
   for (int key = 0; key < count; key += kKeysPerTurn)
-    for (int r = 0; r < rows; r += kRowsTogether)
-      (rows - r >= kRowsTogether ? add_rows<kRowsTogether, Element> : add_rows<1, Element>)(
+    for (int r = 0; r < rows; r += kRowsAdded)
+      (rows - r >= kRowsAdded ? add_rows<kRowsAdded, Element> : add_rows<1, Element>)(
           values + key * stride, stride, std::min(kKeysPerTurn, count - key), dv,
           weights + r * kScoreStride + key, sums + r * ld, ld);
 }
