@@ -20,9 +20,9 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def region_ran(region: str, provider: str) -> None:
+def region_ran(region: str, provider: str, times: int = 1) -> None:
     if (listener := _current.listener) is not None:
-        listener.region_ran(region, provider)
+        listener.region_ran(region, provider, times)
 
 
 def listened(listener: Listener, run: Callable[..., Any], args: Sequence[Any]) -> Any:

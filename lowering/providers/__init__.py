@@ -8,7 +8,7 @@ import importlib
 from lowering import targets
 from lowering.contract import Provider
 
-MODULES = ("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack")
+MODULES = ("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack", "opt_einsum")
 
 
 def ours() -> tuple[Provider, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowering import before_autograd
 from lowering.contract import Compiled, Probe, Provider, Region, Request
 from lowering.graphs import dump
 
@@ -16,11 +17,16 @@ def probe() -> Probe:
 
 
 def compile(request: Request) -> Compiled:
+    request, ordered = before_autograd.lower(request)
     if request.dump_folder:
         dump(request.graph, request.dump_folder)
     if request.region_rows and not request.training:
-        return _with_library_calls(request)
-    return Compiled(run=request.graph.forward, plain=True)
+        compiled = _with_library_calls(request)
+    else:
+        compiled = Compiled(run=request.graph.forward, plain=not ordered)
+    compiled.run = before_autograd.counted(compiled.run, ordered)
+    compiled.regions[:0] = ordered
+    return compiled
 
 
 def _with_library_calls(request: Request) -> Compiled:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import region_pass, toolchain, vocabulary
+from lowering import before_autograd, region_pass, toolchain, vocabulary
 from lowering.contract import Compiled, Probe, Provider, Region, Request
 from lowering.graphs import clone, dump
 
@@ -46,10 +46,11 @@ def compile(request: Request) -> Compiled:
     """Through Inductor's own entry, so that its caches, AOTAutograd and lazy backward all apply."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    request, ordered = before_autograd.lower(request)
     config = config_of(request)
     if request.dump_folder:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
-    regions: list[Region] = []
+    regions = list(ordered)
     more: dict[str, Any] = {}
     inner_compile: Any = compile_fx_inner
     if request.region_rows:
@@ -64,7 +65,7 @@ def compile(request: Request) -> Compiled:
         config_patches=config or None,
         **more,
     )
-    return Compiled(run=run, regions=regions)
+    return Compiled(run=before_autograd.counted(run, ordered), regions=regions)
 
 
 def _with_regions(request: Request, taken: list[Region]) -> Any:
