@@ -25,12 +25,19 @@ def orders(rates: Ranking, rows: Iterable[CapabilityRow]) -> Orders:
     for region in dict.fromkeys(row.region for row in listed):
         mine = [row for row in listed if row.region == region]
         for dtype in sorted({dtype for row in mine for dtype in row.dtypes or ()}):
-            names = [row.provider for row in mine if not row.dtypes or dtype in row.dtypes]
             for shape in SHAPES[_KINDS[region]]:
-                order = _order(rates, RateKey(_KINDS[region], "", dtype, shape), names)
+                names = dict.fromkeys(row.provider for row in mine if _takes(row, dtype, shape))
+                order = _order(rates, RateKey(_KINDS[region], "", dtype, shape), tuple(names))
                 if order:
                     found[region, dtype, shape] = order
     return found
+
+
+def _takes(row: CapabilityRow, dtype: str, shape: str) -> bool:
+    """A provider may have another row, with another priority, for other shapes."""
+    return (not row.dtypes or dtype in row.dtypes) and (
+        row.shape_classes is None or shape in row.shape_classes
+    )
 
 
 def _order(rates: Ranking, key: RateKey, preferred: Sequence[str]) -> tuple[str, ...]:
