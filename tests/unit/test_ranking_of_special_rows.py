@@ -1,0 +1,70 @@
+"""Rows that need a measurement, and providers with several rows, in the order of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from lowering.capability import CapabilityRow
+from lowering.levels import Level
+from lowering.profile import EAGER, RateKey
+from lowering.ranking import orders, takers
+
+pytestmark = pytest.mark.quick
+
+KEY = ("convolution", "float32", "spatial")
+
+
+class Rates:
+    """Multiples of eager's rate, for spatial convolutions in float32."""
+
+    def __init__(self, **multiples: float) -> None:
+        self._multiples: Mapping[str, float] = {**multiples, EAGER: 1.0}
+
+    def faster(self, kind: str, dtype: str, shape: str) -> list[str]:
+        return sorted(self._multiples, key=lambda name: -self._multiples[name])
+
+    def speedup(self, key: RateKey, over: str = EAGER) -> float | None:
+        if (key.kind, key.dtype, key.shape) != ("conv", "float32", "spatial"):
+            return None
+        rate = self._multiples.get(key.provider)
+        return None if rate is None else rate / self._multiples[over]
+
+
+def row(provider: str, priority: int, **limits: object) -> CapabilityRow:
+    made = CapabilityRow("cpu", provider, "convolution", Level.O1, priority=priority)
+    return replace(made, dtypes=frozenset({"float32"}), **limits)
+
+
+PLAIN = row("plain", 60)
+SHY = row("shy", 20, only_if_measured=True, shape_classes=frozenset({"spatial"}))
+WIDE = row("shy", 80, shape_classes=frozenset({"wide"}))
+ROWS = (WIDE, PLAIN, SHY)
+
+
+def taken(*order: str) -> list[CapabilityRow]:
+    return takers(ROWS, order)
+
+
+def test_only_where_it_was_measured_and_came_first() -> None:
+    assert SHY in taken("shy", "plain", EAGER)
+    assert taken("shy", "plain", EAGER)[0].provider == "shy"
+    for order in ((), ("plain", "shy", EAGER), ("plain", EAGER), (EAGER, "shy")):
+        assert SHY not in taken(*order), order
+
+
+def test_without_a_measurement_priorities_decide() -> None:
+    assert taken() == [WIDE, PLAIN]
+
+
+def test_a_row_for_other_shapes_lends_no_priority() -> None:
+    """Nearly level: the order of the rows that are for this shape stays."""
+    assert orders(Rates(plain=1.5, shy=1.55), ROWS)[KEY] == ("plain", "shy", EAGER)
+    assert orders(Rates(plain=1.5, shy=1.8), ROWS)[KEY] == ("shy", "plain", EAGER)
+
+
+def test_several_rows_of_a_provider_count_once() -> None:
+    twice = (*ROWS, row("plain", 50))
+    assert orders(Rates(plain=2.0, shy=0.5), twice)[KEY] == ("plain", EAGER, "shy")
