@@ -8,12 +8,14 @@ this runs and where the result is kept.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,9 +144,10 @@ class _Measurement:
     start: float = 0.0
     timed: float = 0.0  # seconds in candidates, and how much of them this thread really ran
     ran: float = 0.0
+    scheduled: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        self.start = self.clock()
+        self.start, self.scheduled = self.clock(), _scheduled()
 
     def left(self) -> float:
         return self.start + self.budget - self.clock()
@@ -153,11 +156,14 @@ class _Measurement:
         self.notes[text] = None
 
     def busy(self) -> float:
-        """The share of the timed seconds in which this thread was not running.
+        """The share of time that other processes took from us.
 
-        A thread that computes, or spins until the others are done, runs all the time; where another
-        process has the core, or the core of a thread that is waited for, it does not.
+        Where the scheduler does not tell it is guessed: a thread that computes, or spins until the
+        others are done, runs all the time, unless somebody else has its core.
         """
+        if self.scheduled and (now := _scheduled()):
+            ran, waited = now[0] - self.scheduled[0], now[1] - self.scheduled[1]
+            return max(0.0, waited / (ran + waited)) if ran > 0 else 0.0
         return min(1.0, max(0.0, 1 - self.ran / self.timed)) if self.timed else 0.0
 
     def hopeless(self) -> bool:
@@ -262,6 +268,20 @@ class _Measurement:
             return False
         self.note(f"{_who(key)} {key.shape}: left out, one call would take {expected:.2g} s")
         return True
+
+
+def _scheduled() -> tuple[int, int] | None:
+    """Nanoseconds that the threads of this process ran, and that they waited for a core; None where
+    the system does not say (it is Linux that does)."""
+    ran = waited = 0
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                times = (task / "schedstat").read_text().split()
+                ran, waited = ran + int(times[0]), waited + int(times[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return (ran, waited) if ran else None
 
 
 _KINDS, _DTYPES = tuple(SHAPES), ("float32", "bfloat16", "float16")

@@ -4,25 +4,57 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
+KERNELS = "kernels_*.so"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def never_calibrated(tmp_path_factory: pytest.TempPathFactory) -> None:
+def never_calibrated(
+    tmp_path_factory: pytest.TempPathFactory, kernels_of_earlier_runs: Path
+) -> Iterator[None]:
     """No test times the machine by surprise, and none sees the profile that a developer keeps."""
-    os.environ.update(_uncalibrated(tmp_path_factory.mktemp("profiles")))
+    folder = tmp_path_factory.mktemp("profiles")
+    with lent_kernels(kernels_of_earlier_runs, folder):
+        os.environ.update(_uncalibrated(folder))
+        yield
 
 
 def _uncalibrated(folder: Path) -> dict[str, str]:
     return {"UNIFIED_CALIBRATION": "off", "UNIFIED_CACHE_DIR": str(folder)}
+
+
+@pytest.fixture(scope="session")
+def kernels_of_earlier_runs(pytestconfig: pytest.Config) -> Path:
+    """C++ kernels that tests have built, by a name that changes with all that they depend on."""
+    return pytestconfig.cache.mkdir("kernels")
+
+
+@contextmanager
+def lent_kernels(store: Path, folder: Path) -> Iterator[None]:
+    """A cache folder that has what is in the store; what is built in it goes there afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for built in store.glob(KERNELS):
+        link = folder / built.name
+        if not link.exists():
+            link.symlink_to(built)
+    yield
+    for built in folder.glob(KERNELS):
+        if not built.is_symlink():
+            half = store / f"{built.name}.{os.getpid()}"
+            shutil.copy(built, half)
+            half.replace(store / built.name)  # in one step: others may be reading
+    for old in sorted(store.glob(KERNELS), key=lambda file: -file.stat().st_mtime)[5:]:
+        old.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)
@@ -51,30 +83,10 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inductor-cache")
 
 
-@pytest.fixture(scope="session")
-def native_library() -> Path | None:
-    """The built C++ kernels, so that a second process with an empty cache need not build them."""
-    from lowering.native import library
-
-    try:
-        return library.built()
-    except Exception:  # noqa: BLE001  (without a compiler there is nothing to share)
-        return None
-
-
-def share_library(built: Path | None, cache: Path) -> None:
-    """Make `built` what a process with this cache folder finds there."""
-    if built is not None:
-        link = cache / built.name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.exists():
-            link.symlink_to(built)
-
-
 @pytest.fixture
-def python(tmp_path: Path, shared_cache: Path, native_library: Path | None) -> Python:
+def python(tmp_path: Path, shared_cache: Path, kernels_of_earlier_runs: Path) -> Python:
     """Run a script in a process of its own, in an empty folder, without UNIFIED_* variables except
-    those of `never_calibrated`. Its cache has the C++ kernels, unless `kernels=False`."""
+    those of `never_calibrated`. It finds the C++ kernels built, unless `kernels=False`."""
 
     def run(
         script: str,
@@ -92,18 +104,18 @@ def python(tmp_path: Path, shared_cache: Path, native_library: Path | None) -> P
                 clean.pop(name, None)
             else:
                 clean[name] = value
-        if kernels:
-            share_library(native_library, Path(clean["UNIFIED_CACHE_DIR"]))
         file = tmp_path / "script.py"
         file.write_text(script)
-        done = subprocess.run(
-            [sys.executable, str(file)],
-            cwd=tmp_path,
-            env=clean,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        folder = Path(clean["UNIFIED_CACHE_DIR"])
+        with lent_kernels(kernels_of_earlier_runs, folder) if kernels else nullcontext():
+            done = subprocess.run(
+                [sys.executable, str(file)],
+                cwd=tmp_path,
+                env=clean,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
         if check:
             assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
         return done

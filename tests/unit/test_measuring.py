@@ -92,14 +92,23 @@ def test_the_budget_ends_it() -> None:
 
 
 @pytest.mark.parametrize("give_up", [False, True])
-def test_a_disturbed_measurement_may_be_given_up(give_up: bool) -> None:
+def test_a_disturbed_measurement_may_be_given_up(
+    monkeypatch: pytest.MonkeyPatch, give_up: bool
+) -> None:
     """The clock of these candidates moves while their thread does not run: all time is lost."""
+    monkeypatch.setattr(measuring, "_scheduled", lambda: None)
     here = Machine()
     table = {key("a", dtype=dtype): here.takes(0.01) for dtype in ("float32", "bfloat16")}
     profile = measuring.measure(0.5, table, here.clock, give_up)
     assert profile.disturbed
     assert len(profile.rates) == (1 if give_up else 2)
     assert ("given up: other processes are busy" in profile.notes) == give_up
+
+
+def test_the_scheduler_tells_how_busy_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter([(1000, 500), *[(4000, 1500)] * 10])
+    monkeypatch.setattr(measuring, "_scheduled", lambda: next(told))
+    assert Machine().measure({}).busy == 0.25
 
 
 def test_a_group_gets_its_share_of_what_is_left() -> None:
