@@ -80,7 +80,8 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
         tile(depth, left, right, to, ldc, part, finish);
       } else {
         alignas(64) float sums[kTileBuffer];
-        tile(depth, left, right, sums, width * kLanes, part, Finish{false, false, 0, 0, finish.ahead});
+        const Finish plain{false, false, 0, 0, finish.ahead};
+        tile(depth, left, right, sums, width * kLanes, part, plain);
         finish_tile(sums, width * kLanes, high, wide, to, ldc, part, finish);
       }
     }
@@ -126,10 +127,10 @@ void multiply_share(int thread, int team, int64_t m, int64_t n, int64_t k, const
     const int64_t column = (panels.begin + wide.begin) * kLanes;
     const int64_t columns = std::min(wide.size() * kLanes, n - column);
     const Block left = a.block(row, some.size(), deep.begin, deep.size(), rows_buffer);
-    const bool more = deep_block + 1 < deep_blocks && b.at_hand();
-    const Block following =
-        more ? right_block(wide, part_of(k, deep_block + 1, deep_blocks)) : Block{};
-    const Finish finish{deep_block > 0, deep_block == deep_blocks - 1, limits.low, limits.high, nullptr};
+    const bool last = deep_block + 1 == deep_blocks;
+    Block following{};
+    if (!last && b.at_hand()) following = right_block(wide, part_of(k, deep_block + 1, deep_blocks));
+    const Finish finish{deep_block > 0, last, limits.low, limits.high, nullptr};
     multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
                     e.at(row, column), finish, following);
   };

@@ -44,7 +44,7 @@ struct DepthwiseSpan {
   float low, high;
 };
 
-// Adds the bias, applies the limits and stores the pixels, for one vector of channels after another.
+// Adds the bias, applies the limits and stores the pixels, for one vector of channels at a time.
 class DepthwiseStore {
  public:
   explicit DepthwiseStore(const DepthwiseSpan& span)

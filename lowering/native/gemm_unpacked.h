@@ -1,6 +1,7 @@
 // Products of operands that are used once: blocks of them are put in order on the way.
 #pragma once
 
+#include "dot.h"
 #include "gemm.h"
 
 namespace kd {
@@ -73,35 +74,45 @@ class StridedColumns {
   bool at_hand_;
 };
 
+// One of two matrices; strides of the batch, of rows and of columns.
+struct MatrixBatch {
+  const float* data;
+  int64_t batch, row, column;
+};
+
+// One thread's share of alpha * a b, of the first matrices of each.
+static inline void multiply_unpacked(int thread, int team, int64_t m, int64_t n, int64_t k,
+                                     const MatrixBatch& a, const MatrixBatch& b, float* c,
+                                     int64_t ldc, float alpha, const Epilogue& e) {
+  if (m <= kMostDotRows && a.column == 1 && b.row == 1 && b.column != 1)
+    return dot_share(thread, team, m, n, k, a.data, a.row, b.data, b.column, alpha, c, ldc, e);
+  multiply_share(thread, team, m, n, k, StridedRows{a.data, a.row, a.column},
+                 StridedColumns(b.data, b.row, b.column, m, n, alpha), c, ldc, e);
+}
+
 static inline void gemm_unpacked(int64_t m, int64_t n, int64_t k, const float* a,
                                  int64_t a_stride_m, int64_t a_stride_k, const float* b,
                                  int64_t b_stride_k, int64_t b_stride_n, float* c, int64_t ldc,
                                  const Epilogue& e, int threads) {
   if (m == 0 || n == 0) return;
   threads = useful_threads(threads, static_cast<double>(m) * n * k, kWorkPerThread);
-  const StridedRows rows{a, a_stride_m, a_stride_k};
-  const StridedColumns columns(b, b_stride_k, b_stride_n, m, n, 1);
   in_parallel(threads, [&](int thread, int team) {
-    multiply_share(thread, team, m, n, k, rows, columns, c, ldc, e);
+    multiply_unpacked(thread, team, m, n, k, {a, 0, a_stride_m, a_stride_k},
+                      {b, 0, b_stride_k, b_stride_n}, c, ldc, 1, e);
   });
 }
 
-// c[i] = alpha * a[i] b[i] for each i of the batch; strides of the batch, rows and columns.
-struct BatchOperand {
-  const float* data;
-  int64_t batch, row, column;
-};
-
-static inline void bmm(int64_t batch, int64_t m, int64_t n, int64_t k, const BatchOperand& a,
-                       const BatchOperand& b, float* c, int64_t c_batch, int64_t ldc, float alpha,
+// c[i] = alpha * a[i] b[i] for each i of the batch.
+static inline void bmm(int64_t batch, int64_t m, int64_t n, int64_t k, const MatrixBatch& a,
+                       const MatrixBatch& b, float* c, int64_t c_batch, int64_t ldc, float alpha,
                        int threads) {
   if (m == 0 || n == 0) return;
   threads = useful_threads(threads, static_cast<double>(batch) * m * n * k, kWorkPerThread);
   in_parallel(threads, [&](int thread, int team) {
     const auto product = [&](int64_t i, int index, int parts) {
-      multiply_share(index, parts, m, n, k, StridedRows{a.data + i * a.batch, a.row, a.column},
-                     StridedColumns(b.data + i * b.batch, b.row, b.column, m, n, alpha),
-                     c + i * c_batch, ldc, Epilogue{});
+      multiply_unpacked(index, parts, m, n, k, {a.data + i * a.batch, 0, a.row, a.column},
+                        {b.data + i * b.batch, 0, b.row, b.column}, c + i * c_batch, ldc, alpha,
+                        Epilogue{});
     };
     // Those that cannot be dealt out evenly are shared.
     const int64_t even = batch / team * team;
