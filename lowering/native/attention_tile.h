@@ -5,8 +5,8 @@
 
 #include "attention_softmax.h"
 #include "elements.h"
-#include "lanes.h"
 #include "microkernel.h"
+#include "transpose.h"
 
 namespace kd {
 namespace attending {

@@ -1,4 +1,4 @@
-// Work across the lanes of kLanes vectors: they are transposed, or each is reduced to one lane.
+// Reductions of kLanes vectors at once, each to one lane.
 #pragma once
 
 #include <utility>
@@ -35,21 +35,6 @@ static inline vec interleave_low(vec a, vec b) {
 }
 static inline vec interleave_high(vec a, vec b) {
   return interleaved_high(a, b, std::make_integer_sequence<int, kLanes>());
-}
-
-template <int step = kLanes / 2>
-__attribute__((always_inline)) static inline void transpose(vec (&v)[kLanes]) {
-  if constexpr (step > 0) {
-    vec mixed[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes / 2; i++) {
-      mixed[2 * i] = interleave_low(v[i], v[i + kLanes / 2]);
-      mixed[2 * i + 1] = interleave_high(v[i], v[i + kLanes / 2]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i++) v[i] = mixed[i];
-    transpose<step / 2>(v);
-  }
 }
 
 // A vector whose lane i is all lanes of v[i] combined, in an order that is the same for each i.
