@@ -12,11 +12,22 @@ from benchmarks.workloads import WORKLOADS
 from kernel_dispatch.bench.checking import Bound, check, establish
 from kernel_dispatch.bench.stepping import Step
 
-PROVIDERS = ("eager", "inductor", "mkldnn")
+# Who is timed -> who may work beside it. Where Inductor may not, the rest of the graph runs in eager:
+# it is the library that is timed.
+PROVIDERS = {
+    "eager": (),
+    "inductor": (),
+    "mkldnn": (),
+    "mkl": (),
+    "nnpack": (),
+    "openmp": ("inductor",),
+    "mha": ("inductor",),
+}
+WORKLOADS_OF_PROVIDERS = ("linear-gelu", "mlp-swiglu", "softmax", "conv-bn-relu", "attention")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("workload", ("linear-gelu", "mlp-swiglu", "softmax", "conv-bn-relu"))
+@pytest.mark.parametrize("workload", WORKLOADS_OF_PROVIDERS)
 def test_providers(benchmark: Any, workload: str, provider: str) -> None:
     benchmark.group = f"provider {workload}"
     torch.manual_seed(0)
@@ -24,9 +35,9 @@ def test_providers(benchmark: Any, workload: str, provider: str) -> None:
     truth = establish(Step(build(), training=False))  # which uses it up
     torch.manual_seed(0)
     step = Step(build(), training=False)
-    # Under mkldnn's regions the rest of the graph runs in eager: it is the library that is timed.
-    others = [name for name in PROVIDERS if name not in (provider, "eager")]
-    level = "O1" if provider in ("mkldnn", "eager") else "O2"
+    beside = PROVIDERS[provider]
+    others = [name for name in PROVIDERS if name not in (provider, "eager", *beside)]
+    level = "O2" if beside or provider == "inductor" else "O1"
     options = {"level": level, "disable": others}
     compiled = torch.compile(step.case.fn, backend="unified", options=options)
     candidate = step.with_fn(compiled)
