@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 import kernel_dispatch
-from lowering import region_pass
+from kernel_dispatch import backend
 from lowering.providers import nnpack
 from tests.support.compiling import compile_at
 from tests.support.numerics import assert_contract
@@ -34,13 +33,8 @@ def nothing_packed() -> Iterator[None]:
 @pytest.fixture
 def measured_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose profile says that NNPACK is the fastest for every convolution."""
-    real = region_pass.in_order
-
-    def in_order(rows: Any, work: Any, request: Any) -> Any:
-        key = (work.region, *work.dtypes, work.shape_class)
-        return real(rows, work, replace(request, ranking={key: ("nnpack", "eager")}))
-
-    monkeypatch.setattr(region_pass, "in_order", in_order)
+    order = {("convolution", "float32", "spatial"): ("nnpack", "eager")}
+    monkeypatch.setattr(backend, "_ranking", lambda record: order)
 
 
 def wide(kernel: int | tuple[int, int] = 5, norm: bool = False, bias: bool = True) -> nn.Module:
