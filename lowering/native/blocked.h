@@ -128,8 +128,8 @@ void multiply_share(int thread, int team, int64_t m, int64_t n, int64_t k, const
     const int64_t columns = std::min(wide.size() * kLanes, n - column);
     const Block left = a.block(row, some.size(), deep.begin, deep.size(), rows_buffer);
     const bool last = deep_block + 1 == deep_blocks;
-    Block following{};
-    if (!last && b.at_hand()) following = right_block(wide, part_of(k, deep_block + 1, deep_blocks));
+    const Range deeper = part_of(k, deep_block + 1, deep_blocks);
+    const Block following = !last && b.at_hand() ? right_block(wide, deeper) : Block{};
     const Finish finish{deep_block > 0, last, limits.low, limits.high, nullptr};
     multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
                     e.at(row, column), finish, following);

@@ -8,14 +8,14 @@
 namespace kd {
 
 static inline int64_t conv_packed_size(const ConvShape& s) {
-  if (s.depthwise()) return depthwise_packed_size(s);
+  if (depthwise_suits(s)) return depthwise_packed_size(s);
   return s.groups * packed_size(s.depth(), s.group_outputs());
 }
 
 // w: [co][ci / groups][kh][kw]; scale: one factor for each output channel, or nullptr.
 static inline void conv_pack(float* packed, const float* w, const float* scale,
                              const ConvShape& s, int threads) {
-  if (s.depthwise()) return depthwise_pack(packed, w, scale, s);
+  if (depthwise_suits(s)) return depthwise_pack(packed, w, scale, s);
   const int64_t taps = s.kh * s.kw, inputs = s.group_inputs(), outputs = s.group_outputs();
   const int64_t panels = panels_of(outputs), depth = s.depth();
   in_parallel(threads, [&](int thread, int team) {
@@ -37,7 +37,7 @@ static inline void conv_pack(float* packed, const float* w, const float* scale,
 // The rows of the epilogue's operands are output pixels, their columns output channels.
 static inline void conv(const ConvShape& s, const float* x, const float* packed, float* y,
                         const Epilogue& e, int threads) {
-  if (s.depthwise()) return depthwise(s, x, packed, y, e, threads);
+  if (depthwise_suits(s)) return depthwise(s, x, packed, y, e, threads);
   const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
   if (m == 0 || n == 0) return;
   threads = useful_threads(threads, static_cast<double>(m) * n * k * s.groups, kWorkPerThread);

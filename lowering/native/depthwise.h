@@ -1,10 +1,20 @@
-// Convolutions of each channel with a kernel of its own; channels are the lanes.
+// Convolutions of each channel, or of each group of a few channels, with a kernel of its own.
+// Channels are the lanes.
 #pragma once
 
 #include "blocked.h"
 #include "conv_shape.h"
 
 namespace kd {
+
+// Whether these are kernels for that: as many outputs as inputs, and whole groups in each vector.
+static inline bool depthwise_suits(const ConvShape& s) {
+  if (s.groups < 2 || s.ci != s.co) return false;
+  const int64_t channels = s.group_inputs();
+  if (channels == 1) return true;
+  return (channels == 2 || channels == 4 || channels == 8) && kLanes % channels == 0 &&
+         s.ci % kLanes == 0;
+}
 
 // Vectors of channels. The last one ends with the last channel, overlapping the one before it, so
 // that no vector is cut off unless it is the only one.
@@ -13,20 +23,22 @@ static inline int64_t first_channel(int64_t channels, int64_t vector) {
 }
 
 static inline int64_t depthwise_packed_size(const ConvShape& s) {
-  return packed_size(s.kh * s.kw, s.ci);
+  return packed_size(s.depth(), s.ci);
 }
 
-// To [vector][tap][lane].
+// From [co][channel][tap], channels being those of a group, to [vector][tap][channel][lane].
 static inline void depthwise_pack(float* packed, const float* w, const float* scale,
                                   const ConvShape& s) {
-  const int64_t taps = s.kh * s.kw;
+  const int64_t taps = s.kh * s.kw, channels = s.group_inputs();
   for (int64_t v = 0; v < panels_of(s.ci); v++) {
     const int64_t first = first_channel(s.ci, v);
     for (int64_t tap = 0; tap < taps; tap++) {
-      for (int lane = 0; lane < kLanes; lane++) {
-        const int64_t c = first + lane;
-        const float factor = scale != nullptr && c < s.ci ? scale[c] : 1.0f;
-        packed[(v * taps + tap) * kLanes + lane] = c < s.ci ? w[c * taps + tap] * factor : 0.0f;
+      for (int64_t i = 0; i < channels; i++, packed += kLanes) {
+        for (int lane = 0; lane < kLanes; lane++) {
+          const int64_t c = first + lane;
+          const float factor = scale != nullptr && c < s.ci ? scale[c] : 1.0f;
+          packed[lane] = c < s.ci ? w[(c * channels + i) * taps + tap] * factor : 0.0f;
+        }
       }
     }
   }
@@ -117,6 +129,48 @@ void depthwise_tile_of_any_kernel(const DepthwiseSpan& span) {
   }
 }
 
+// In each group of lanes, what its lane number `which` holds.
+template <int group>
+static inline vec spread_in_groups(vec v, int which) {
+  ivec lanes;
+  for (int i = 0; i < kLanes; i++) lanes[i] = i / group * group + which;
+  return pick(v, lanes);
+}
+
+// Groups of channels: each output needs all the inputs of its group.
+template <int pixels, int channels>
+void grouped_tile(const DepthwiseSpan& span) {
+  const ConvShape& s = *span.shape;
+  const int64_t line = s.dh * s.w * s.ci, tap = s.dw * s.ci, step = s.sw * s.ci;
+  const int64_t rows = span.rows, columns = span.columns;
+  const DepthwiseStore finish(span);
+  for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
+    const int64_t c = v * kLanes;
+    vec sums[pixels] = {};
+    for (int64_t r = 0; r < rows; r++) {
+      const float* x = span.x + r * line + c;
+      const float* w = span.packed + (v * s.kh + r) * s.kw * channels * kLanes;
+      for (int64_t q = 0; q < columns; q++, x += tap, w += channels * kLanes) {
+        vec inputs[pixels];
+#pragma GCC unroll 8
+        for (int t = 0; t < pixels; t++) {
+          inputs[t] = load(x + t * step);
+          hold_in_register(inputs[t]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < channels; i++) {
+          vec factor = load(w + i * kLanes);
+          hold_in_register(factor);
+#pragma GCC unroll 8
+          for (int t = 0; t < pixels; t++)
+            sums[t] = multiply_add(spread_in_groups<channels>(inputs[t], i), factor, sums[t]);
+        }
+      }
+    }
+    finish(c, sums);
+  }
+}
+
 // The only vector, if it is cut off.
 static inline void depthwise_of_few_channels(const DepthwiseSpan& span) {
   const ConvShape& s = *span.shape;
@@ -135,8 +189,9 @@ static inline void depthwise_of_few_channels(const DepthwiseSpan& span) {
 using DepthwiseTile = void (*)(const DepthwiseSpan&);
 constexpr int kMostPixels = 8;
 
+// `whole`: no tap is beyond the image's sides.
 template <int... pixels_less_one>
-static inline DepthwiseTile depthwise_tile_of(const ConvShape& s, int pixels,
+static inline DepthwiseTile depthwise_tile_of(const ConvShape& s, int pixels, bool whole,
                                               std::integer_sequence<int, pixels_less_one...>) {
   static constexpr DepthwiseTile tiles[][kMostPixels] = {
       {depthwise_tile_of_any_kernel<pixels_less_one + 1>...},
@@ -144,7 +199,13 @@ static inline DepthwiseTile depthwise_tile_of(const ConvShape& s, int pixels,
       {depthwise_tile<pixels_less_one + 1, 3, 2>...},
       {depthwise_tile<pixels_less_one + 1, 5, 1>...},
       {depthwise_tile<pixels_less_one + 1, 5, 2>...},
-      {depthwise_tile<pixels_less_one + 1, 7, 1>...}};
+      {depthwise_tile<pixels_less_one + 1, 7, 1>...},
+      {grouped_tile<pixels_less_one + 1, 2>...},
+      {grouped_tile<pixels_less_one + 1, 4>...},
+      {grouped_tile<pixels_less_one + 1, 8>...}};
+  const int64_t channels = s.group_inputs();
+  if (channels > 1) return tiles[channels == 2 ? 6 : channels == 4 ? 7 : 8][pixels - 1];
+  if (!whole) return depthwise_tile_of_any_kernel<1>;
   int kind = 0;
   if (s.dw == 1 && s.kw == 3 && s.sw <= 2) kind = static_cast<int>(s.sw);
   if (s.dw == 1 && s.kw == 5 && s.sw <= 2) kind = 2 + static_cast<int>(s.sw);
@@ -192,14 +253,15 @@ static inline void depthwise_line(const ConvShape& s, const float* x, const floa
       const int64_t pixel = ox + some.begin, row = line * s.ow + pixel;
       span.columns = columns.size();
       span.x = input + (pixel * s.sw - s.pw + columns.begin * s.dw) * s.ci;
-      span.packed = packed + (rows.begin * s.kw + columns.begin) * kLanes;
+      span.packed =
+          packed + (rows.begin * s.kw + columns.begin) * s.group_inputs() * kLanes;
       span.y = y + row * s.co;
-      if (s.ci < kLanes)
+      if (s.ci < kLanes) {
         depthwise_of_few_channels(span);
-      else if (columns.size() < s.kw)
-        depthwise_tile_of_any_kernel<1>(span);
-      else
-        depthwise_tile_of(s, pixels, std::make_integer_sequence<int, kMostPixels>())(span);
+      } else {
+        const auto sizes = std::make_integer_sequence<int, kMostPixels>();
+        depthwise_tile_of(s, pixels, columns.size() == s.kw, sizes)(span);
+      }
       if (in_registers) continue;
       const int64_t c = vectors.begin * kLanes, c_end = std::min(vectors.end * kLanes, s.ci);
       finish_tile(span.y + c, s.co, pixels, static_cast<int>(c_end - c), span.y + c, s.co,
@@ -213,7 +275,7 @@ static inline void depthwise(const ConvShape& s, const float* x, const float* pa
                              const Epilogue& e, int threads) {
   const int64_t lines = s.n * s.oh, vectors = panels_of(s.ci);
   if (lines == 0) return;
-  const double work = static_cast<double>(s.pixels()) * s.ci * s.kh * s.kw;
+  const double work = static_cast<double>(s.pixels()) * s.ci * s.depth();
   threads = useful_threads(threads, work, kWorkPerThread);
   in_parallel(threads, [&](int thread, int team) {
     // Overlapping vectors must not be of different threads.

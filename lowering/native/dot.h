@@ -8,8 +8,8 @@ namespace kd {
 
 constexpr int kMostDotRows = 4;
 
-// Lane r * (kLanes / rows) + j is row r of `a` times column j of `b`. Where columns are missing, the
-// last one stands in for them.
+// Lane r * (kLanes / rows) + j is row r of `a` times column j of `b`. The last column stands in for
+// those that are missing.
 template <int rows>
 static inline vec dot_group(int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                             int columns) {

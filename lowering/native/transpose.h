@@ -18,6 +18,14 @@ static inline vec pick(vec a, vec b, ivec lanes) {
 #endif
 }
 
+static inline vec pick(vec v, ivec lanes) {
+#if defined(__clang__)
+  return pick(v, v, lanes);
+#else
+  return __builtin_shuffle(v, lanes);
+#endif
+}
+
 // Exchanges the blocks of `width` lanes that are off the diagonal of each block of twice that.
 template <int width>
 static inline void exchange(vec (&v)[kLanes]) {
