@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,10 @@ def never_calibrated(
 ) -> Iterator[None]:
     """No test times the machine by surprise, and none sees the profile that a developer keeps."""
     folder = tmp_path_factory.mktemp("profiles")
-    with lent_kernels(kernels_of_earlier_runs, folder):
-        os.environ.update(_uncalibrated(folder))
-        yield
+    lend_kernels(kernels_of_earlier_runs, folder)
+    os.environ.update(_uncalibrated(folder))
+    yield
+    keep_kernels(kernels_of_earlier_runs, folder)
 
 
 def _uncalibrated(folder: Path) -> dict[str, str]:
@@ -39,17 +39,19 @@ def kernels_of_earlier_runs(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir("kernels")
 
 
-@contextmanager
-def lent_kernels(store: Path, folder: Path) -> Iterator[None]:
-    """A cache folder that has what is in the store; what is built in it goes there afterwards."""
+def lend_kernels(store: Path, folder: Path) -> None:
+    """A process that keeps its cache in this folder finds there what the store has."""
     folder.mkdir(parents=True, exist_ok=True)
     for built in store.glob(KERNELS):
         link = folder / built.name
         if not link.exists():
             link.symlink_to(built)
-    yield
+
+
+def keep_kernels(store: Path, folder: Path) -> None:
+    """What was built in this folder is there for the next process, and for the next run."""
     for built in folder.glob(KERNELS):
-        if not built.is_symlink():
+        if not built.is_symlink() and not (store / built.name).exists():
             half = store / f"{built.name}.{os.getpid()}"
             shutil.copy(built, half)
             half.replace(store / built.name)  # in one step: others may be reading
@@ -107,15 +109,18 @@ def python(tmp_path: Path, shared_cache: Path, kernels_of_earlier_runs: Path) ->
         file = tmp_path / "script.py"
         file.write_text(script)
         folder = Path(clean["UNIFIED_CACHE_DIR"])
-        with lent_kernels(kernels_of_earlier_runs, folder) if kernels else nullcontext():
-            done = subprocess.run(
-                [sys.executable, str(file)],
-                cwd=tmp_path,
-                env=clean,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-            )
+        if kernels:
+            keep_kernels(kernels_of_earlier_runs, Path(os.environ["UNIFIED_CACHE_DIR"]))
+            lend_kernels(kernels_of_earlier_runs, folder)
+        done = subprocess.run(
+            [sys.executable, str(file)],
+            cwd=tmp_path,
+            env=clean,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        keep_kernels(kernels_of_earlier_runs, folder)
         if check:
             assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
         return done

@@ -1,0 +1,49 @@
+"""Small modules whose forward is a function, for tests of lowerings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Of(nn.Module):
+    """forward(x, ...) = function(self, x, ...), with parts: modules, parameters, buffers."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+        self.eval()
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
+
+
+def weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape) / max(shape[-1], 1) ** 0.5)
+
+
+def used(model: nn.Module, *inputs: torch.Tensor) -> nn.Module:
+    """In eval mode, with running statistics that are not the initial ones."""
+    with torch.no_grad():
+        model.train()(*inputs)
+    return model.eval()
+
+
+def in_double(model: nn.Module, *inputs: Any) -> Any:
+    """The same computation in float64, by eager."""
+    wide = copy.deepcopy(model).double()
+    return wide(
+        *(
+            x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in inputs
+        )
+    )
