@@ -4,6 +4,10 @@ Torch hands NNPACK the weight in every call, so nothing is packed here but what 
 the convolution changes in it. With several images, or with strides, torch takes other routes
 through NNPACK; they are slow, and left alone.
 
+NNPACK has threads of its own beside OpenMP's, and both keep cores busy while they wait: with more
+than one thread what the transforms save is lost again (measured: 2 threads on 2 cores that others
+used as well, 3 layers of 5x5 in 128 ms instead of 68), so it is used with one thread only.
+
 3x3 goes through Winograd's transform, whose error is some 1e-5; all others through Fourier's, whose
 error is eager's own or less. Both smear an infinity or a NaN over a whole tile of the output.
 """
@@ -137,6 +141,8 @@ def _emit(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -> fx.Node:
 
 
 def _refuses(match: Convolution) -> str:
+    if _pool is None or _now() != _pool or _pool[1] != 1:
+        return "nnpack's threads and OpenMP's get in each other's way: it is used with one thread"
     weight, images = match.weight.meta["val"], match.input.meta["val"].shape[0]
     if weight.dim() != 4:
         return "nnpack takes 2-D convolutions only"

@@ -234,7 +234,7 @@ TARGET = Target(
             shape_classes=frozenset({"wide"}),
             why="kernels from 4x4 on by Fourier's transform, whose error is eager's own: 5x5 with "
             "64 channels of 56x56 takes 2.3 ms where the fastest direct way takes 7.3 (measured: "
-            "one thread of Zen 4)",
+            "one thread of Zen 4, and only with one thread is it used)",
         ),
         CapabilityRow(
             "cpu",
