@@ -10,13 +10,19 @@
 
 namespace kd {
 
-// body(thread, team) on each thread of a team. The team may be smaller than asked for.
+// body(thread, team) on each thread of a team. The team may be smaller than asked for. All threads
+// of the process are called, even if some have nothing to do: with a number that changes from call
+// to call, libgomp would end and start threads.
 template <class Body>
 static inline void in_parallel(int threads, const Body& body) {
 #if defined(_OPENMP)
   if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-    body(omp_get_thread_num(), omp_get_num_threads());
+    const int called = omp_get_max_threads() > threads ? omp_get_max_threads() : threads;
+#pragma omp parallel num_threads(called)
+    {
+      const int got = omp_get_num_threads(), team = got < threads ? got : threads;
+      if (omp_get_thread_num() < team) body(omp_get_thread_num(), team);
+    }
     return;
   }
 #endif
