@@ -70,8 +70,15 @@ class ImageRows {
     for (; i < count && x < 0; i++, x += s_.sw) clipped(from, x, skip, size, to + i * ld);
     const int64_t step = s_.sw * s_.ci;
     const float* source = from + x * s_.ci;
-    for (; i < count && x + taps_ <= s_.w; i++, x += s_.sw, source += step)
-      copy_overrunning(to + i * ld, source, size);
+    const int64_t inside = s_.w - taps_ < x ? i : i + (s_.w - taps_ - x) / s_.sw + 1;
+    const int64_t end = std::min(inside, count);
+    x += (end - i) * s_.sw;
+    if (size <= kLanes) {
+      const int few = static_cast<int>(size);
+      for (; i < end; i++, source += step) store(to + i * ld, load_first(source, few));
+    } else {
+      for (; i < end; i++, source += step) copy_overrunning(to + i * ld, source, size);
+    }
     for (; i < count; i++, x += s_.sw) clipped(from, x, skip, size, to + i * ld);
   }
 
