@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lowering.capability import CapabilityRow
+from lowering.prior import Prior
 from lowering.profile import EAGER, SHAPES, Ranking, RateKey
 
 Orders = Mapping[tuple[str, str, str], tuple[str, ...]]  # (region, dtype, shape class) -> providers
@@ -26,8 +27,9 @@ def orders(rates: Ranking, rows: Iterable[CapabilityRow]) -> Orders:
         mine = [row for row in listed if row.region == region]
         for dtype in sorted({dtype for row in mine for dtype in row.dtypes or ()}):
             for shape in SHAPES[_KINDS[region]]:
-                names = dict.fromkeys(row.provider for row in mine if _takes(row, dtype, shape))
-                order = _order(rates, RateKey(_KINDS[region], "", dtype, shape), tuple(names))
+                fitting = [row for row in mine if _takes(row, dtype, shape)]
+                key = RateKey(_KINDS[region], "", dtype, shape)
+                order = _order(rates, key, _preferred(rates, fitting))
                 if order:
                     found[region, dtype, shape] = order
     return found
@@ -40,10 +42,19 @@ def _takes(row: CapabilityRow, dtype: str, shape: str) -> bool:
     )
 
 
+def _preferred(rates: Ranking, rows: Iterable[CapabilityRow]) -> Sequence[str]:
+    """By priority, then eager, then those who have to show by a measurement that they are faster;
+    an expectation shows nothing."""
+    rows = list(rows)
+    ready = [row.provider for row in rows if not row.only_if_measured]
+    others = [] if isinstance(rates, Prior) else [row.provider for row in rows]
+    return tuple(dict.fromkeys([*ready, EAGER, *others]))
+
+
 def _order(rates: Ranking, key: RateKey, preferred: Sequence[str]) -> tuple[str, ...]:
-    """`preferred`, then eager; whoever is clearly faster than one before him passes him."""
+    """`preferred`, but whoever is clearly faster than one before him passes him."""
     order: list[str] = []
-    for name in (*preferred, EAGER):
+    for name in preferred:
         speed = rates.speedup(key._replace(provider=name))
         if speed is None:
             continue

@@ -9,6 +9,7 @@ import pytest
 
 from lowering.capability import CapabilityRow
 from lowering.levels import Level
+from lowering.prior import Expectation, Prior
 from lowering.profile import EAGER, RateKey
 from lowering.ranking import orders, takers
 
@@ -63,6 +64,17 @@ def test_a_row_for_other_shapes_lends_no_priority() -> None:
     """Nearly level: the order of the rows that are for this shape stays."""
     assert orders(Rates(plain=1.5, shy=1.55), ROWS)[KEY] == ("plain", "shy", EAGER)
     assert orders(Rates(plain=1.5, shy=1.8), ROWS)[KEY] == ("shy", "plain", EAGER)
+
+
+def test_who_needs_a_measurement_has_to_be_clearly_faster_than_eager() -> None:
+    alone = (SHY,)
+    assert orders(Rates(shy=1.05), alone)[KEY] == (EAGER, "shy")
+    assert orders(Rates(shy=1.2), alone)[KEY] == ("shy", EAGER)
+
+
+def test_an_expectation_is_no_measurement() -> None:
+    high = Expectation("conv", "float32", {"plain": 1.5, "shy": 9.0}, "hearsay")
+    assert orders(Prior((high,)), ROWS)[KEY] == ("plain", EAGER)
 
 
 def test_several_rows_of_a_provider_count_once() -> None:
