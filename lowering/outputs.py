@@ -97,7 +97,7 @@ def _sees_layout(user: fx.Node) -> bool:
 def _is_view(node: fx.Node) -> bool:
     """Does it share memory with its input?"""
     if node.target is operator.getitem:
-        return True
+        return _is_view(node.all_input_nodes[0])  # part of a split, not one of two results
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(
         result.alias_info is not None and not result.alias_info.is_write
