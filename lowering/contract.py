@@ -100,7 +100,7 @@ class RegionMaker:
     emit: Callable[[fx.Graph, Any, Epilogue], fx.Node]
     abilities: Abilities = NO_ABILITIES
     refuses: Callable[[Any], str] = lambda match: ""  # what a row cannot say; empty: takes it
-    packed_element: int | None = None  # bytes of a weight when packed; None: as in the graph
+    packed_element: int | None = None  # bytes when packed; None: as in the graph; 0: never packed
 
 
 @dataclass(frozen=True)
