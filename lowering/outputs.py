@@ -43,14 +43,19 @@ def put_back(
 
     `stands_for`: the node that a region put in the place of an old one -> the old one.
     """
+    owners = [
+        (node, wanted[before])
+        for node in module.graph.nodes
+        if (before := stands_for.get(node, node)) in wanted and not _is_view(node)
+    ]
+    for node, stride in owners:
+        if node.op == "call_function" and _is_read_as_it_lies(node):
+            _lay_out(module.graph, node, stride)  # or working out the strides would already fail
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default  # copies where it must
     _propagate(module)
-    for node in list(module.graph.nodes):
-        value, stride = node.meta.get("val"), wanted.get(stands_for.get(node, node))
-        if stride is None or not isinstance(value, torch.Tensor) or _is_view(node):
-            continue
-        if not _alike(value, stride):
+    for node, stride in owners:
+        if not _alike(node.meta["val"], stride):
             _lay_out(module.graph, node, stride)
 
 
@@ -92,6 +97,13 @@ def _sees_layout(user: fx.Node) -> bool:
         return any(map(_sees_layout, user.users))
     namespace = getattr(user.target, "namespace", None) or getattr(user.target, "__module__", "")
     return namespace not in _NAMESPACES
+
+
+def _is_read_as_it_lies(node: fx.Node) -> bool:
+    return any(
+        user.target in _READ_MEMORY or (_is_view(user) and _is_read_as_it_lies(user))
+        for user in node.users
+    )
 
 
 def _is_view(node: fx.Node) -> bool:
