@@ -1,0 +1,433 @@
+"""The convolution region: what is taken, what is folded into it, and where its outputs lie."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.support.compiling import every_row_applies
+from tests.support.modules import Of, used, weight
+from tests.support.numerics import assert_contract
+from tests.support.regions import (
+    assert_regions,
+    compile_in,
+    details,
+    hold,
+    level_of,
+    no_cached_graphs,
+    places,
+    provider_at,
+    region_rows,
+)
+from tests.support.reports import assert_ran_as_planned
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with every_row_applies():
+        yield
+
+
+def image(batch: int = 2, channels: int = 4, height: int = 10, width: int = 12) -> Tensor:
+    return torch.randn(batch, channels, height, width)
+
+
+def count(compiled: Any, place: str) -> int:
+    """Convolutions in the graph."""
+    mine = ("convolution", provider_at(place))
+    return sum(row[2] for row in region_rows(compiled) if row[:2] == mine)
+
+
+def each(m: Any, x: Tensor) -> list[Tensor]:
+    return [layer(x) for layer in m.layers]
+
+
+KINDS: list[dict[str, Any]] = [
+    {"kernel_size": 3},
+    {"kernel_size": 3, "padding": 1, "bias": False},
+    {"kernel_size": 1},
+    {"kernel_size": 1, "stride": 2, "bias": False},
+    {"kernel_size": (2, 5), "stride": (3, 1), "padding": (0, 2), "dilation": (2, 1)},
+    {"kernel_size": 3, "padding": 1, "groups": 4},
+    {"kernel_size": 5, "padding": 2, "stride": 2, "groups": 4, "bias": False},
+    {"kernel_size": 3, "padding": 2, "dilation": 2, "groups": 4},
+    {"kernel_size": 3, "groups": 2},
+    {"kernel_size": 4, "stride": 4},
+    {"kernel_size": (4, 3), "padding": "same"},
+    {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+]
+
+
+@places()
+@pytest.mark.parametrize("batch", [1, 3])
+def test_kinds(place: str, batch: int) -> None:
+    """Outputs lie as eager's do, for plain images and for channels last."""
+    layers = nn.ModuleList([nn.Conv2d(4, 8, **kind) for kind in KINDS])
+    model, compiled = Of(each, layers=layers), None
+    compiled = compile_in(place, model, dynamic=False)
+    hold(compiled, model, image(batch), where="contiguous")
+    assert_regions(compiled, ("convolution", provider_at(place), len(KINDS), len(KINDS)))
+    if batch == 3:
+        innermost = image(batch).contiguous(memory_format=torch.channels_last)
+        hold(compiled, model, innermost, where="channels last")
+        assert count(compiled, place) == 2 * len(KINDS)
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+@places()
+def test_one_dimension(place: str) -> None:
+    """oneDNN's operator is for images: it leaves these alone."""
+    kinds = [kind for kind in KINDS if not isinstance(kind["kernel_size"], tuple)]
+    layers = nn.ModuleList([nn.Conv1d(4, 8, **kind) for kind in kinds])
+    model = Of(each, layers=layers)
+    compiled = compile_in(place, model)
+    hold(compiled, model, torch.randn(3, 4, 29))
+    expected = len(kinds) if provider_at(place) == "openmp" else 0
+    assert count(compiled, place) == expected
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+@places()
+def test_functional_spellings(place: str) -> None:
+    """Lists of one number, images without a batch, empty batches."""
+
+    def spelled(m: Any, x: Tensor, none: Tensor) -> list[Tensor]:
+        return [
+            functional.conv2d(x, m.w, None, stride=(2,), padding=(1,)),
+            functional.conv2d(x, m.w, m.b, stride=2, dilation=[1, 2]),
+            functional.conv2d(x[0], m.w, m.b),
+            torch.conv2d(x, m.w, m.b, padding=2),
+            functional.relu(functional.conv2d(none, m.w, m.b)),
+        ]
+
+    model = Of(spelled, w=weight(8, 4, 3, 3), b=weight(8))
+    compiled = compile_in(place, model)
+    hold(compiled, model, image(), image(0))
+    assert count(compiled, place) == 5
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+@places()
+def test_what_is_not_taken(place: str) -> None:
+    def spelled(m: Any, x: Tensor, w: Tensor) -> list[Tensor]:
+        return [
+            m.transposed(x),
+            m.volume(x.unsqueeze(0)),
+            functional.conv2d(x, w),
+            functional.conv2d(x, m.w * 2),
+        ]
+
+    model = Of(
+        spelled,
+        transposed=nn.ConvTranspose2d(4, 8, 3),
+        volume=nn.Conv3d(2, 4, (1, 3, 3)),
+        w=weight(8, 4, 3, 3),
+    )
+    compiled = compile_in(place, model)
+    hold(compiled, model, image(), torch.randn(8, 4, 3, 3))
+    assert_regions(compiled)
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+# --- BatchNorm and what follows -------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Convolution, BatchNorm, activation; with a shortcut, as in ResNet."""
+
+    def __init__(
+        self,
+        activation: nn.Module,
+        *,
+        shortcut: str = "",
+        bias: bool = False,
+        groups: int = 1,
+        **norm: Any,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=bias, groups=groups)
+        self.norm = nn.BatchNorm2d(8, **norm)
+        self.activation, self.shortcut = activation, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        if self.shortcut == "before":
+            return self.activation(y + x)
+        y = self.activation(y)
+        return x + y if self.shortcut == "after" else y
+
+
+@places()
+def test_batch_norms(place: str) -> None:
+    blocks = nn.ModuleList(
+        [
+            Block(nn.ReLU()),
+            Block(nn.ReLU6(), bias=True),
+            Block(nn.Hardswish(), affine=False),
+            Block(nn.SiLU(), eps=0.1, groups=8),
+            Block(nn.Identity(), affine=False, eps=1.0),
+            Block(nn.ReLU(), shortcut="before"),
+            Block(nn.ReLU6(), shortcut="after"),
+            Block(nn.Identity(), shortcut="after", groups=8, bias=True),
+            Block(nn.LeakyReLU(0.2), shortcut="before", groups=2),
+        ]
+    )
+
+    def chained(m: Any, x: Tensor) -> list[Tensor]:
+        found = [m.stem(x)]
+        for block in m.blocks:
+            found.append(block(found[-1]))
+        return found[1:]
+
+    model = used(Of(chained, stem=nn.Conv2d(4, 8, 1), blocks=blocks), image())
+    compiled = compile_in(place, model)
+    with no_cached_graphs():
+        hold(compiled, model, image())
+    assert_regions(compiled, ("convolution", provider_at(place), 10, 10))
+    (absorbed,) = details(compiled, "convolution")
+    expected = {"relu", "clamp", "hardswish", "silu"}
+    if provider_at(place) == "openmp":
+        expected |= {"add+relu", "clamp+add", "add", "add+leaky_relu"}
+    assert set(absorbed.removeprefix("with ").split(", ")) == expected
+
+
+@places()
+def test_norms_that_share(place: str) -> None:
+    """One weight before two norms; one convolution before two; a norm of the batch's own."""
+
+    def spelled(m: Any, x: Tensor) -> list[Tensor]:
+        shared = m.conv(x)
+        return [
+            functional.relu(m.one(functional.conv2d(x, m.w))),
+            m.two(functional.conv2d(x + 1, m.w)),
+            functional.conv2d(x, m.w, stride=2),
+            m.one(shared) + m.two(shared),
+            m.own(functional.conv2d(x - 1, m.w)),
+            functional.batch_norm(m.conv(x * 2), m.one.running_mean, m.one.running_var),
+            m.one(x @ m.square).relu(),
+        ]
+
+    model = Of(
+        spelled, conv=nn.Conv2d(8, 8, 3), w=weight(8, 8, 3, 3), one=nn.BatchNorm2d(8),
+        two=nn.BatchNorm2d(8, eps=0.1), own=nn.BatchNorm2d(8, track_running_stats=False),
+        square=weight(12, 12),
+    )  # fmt: skip
+    used(model, image(4, 8))
+    compiled = compile_in(place, model)
+    for call in range(2):
+        hold(compiled, model, image(2, 8), where=f"call {call}")
+    assert_regions(compiled, ("convolution", provider_at(place), 6, 12))
+
+
+# --- what reads the memory of an output -----------------------------------------------------------
+
+
+@places()
+def test_views_behind_convolutions(place: str) -> None:
+    """As ViT, ConvNeXt, super-resolution and detectors have them."""
+
+    def spelled(m: Any, x: Tensor) -> list[Tensor]:
+        y = m.conv(x)
+        tokens = m.patches(x).flatten(2).transpose(1, 2)
+        inner = m.depthwise(x).permute(0, 2, 3, 1)
+        left, right = m.conv(x * 2).chunk(2, 1)
+        return [
+            m.head(tokens),
+            x + m.narrow(functional.gelu(m.wide(m.norm(inner)))).permute(0, 3, 1, 2),
+            functional.pixel_shuffle(y, 2),
+            y.reshape(2, 8, 2, -1).permute(0, 3, 2, 1).contiguous(),
+            left * right.sigmoid(),
+            functional.adaptive_avg_pool2d(m.conv(x + 1), 1).flatten(1),
+            m.conv(x - 1).view(2, -1),
+            functional.unfold(m.conv(x - 2), 2),
+            functional.interpolate(m.conv(x / 2), scale_factor=2),
+            torch.cat([m.conv(x / 3), m.conv(x / 4)], 1),
+            functional.max_pool2d(m.conv(x / 5), 2),
+        ]
+
+    model = Of(
+        spelled, conv=nn.Conv2d(4, 16, 3), patches=nn.Conv2d(4, 16, 5, 5),
+        depthwise=nn.Conv2d(4, 4, 3, padding=1, groups=4), norm=nn.LayerNorm(4),
+        wide=nn.Linear(4, 16), narrow=nn.Linear(16, 4), head=nn.Linear(16, 6),
+    )  # fmt: skip
+    compiled = compile_in(place, model)
+    hold(compiled, model, image(2, 4, 10, 10))
+    provider = provider_at(place)
+    assert_regions(compiled, ("convolution", provider, 11, 11), ("linear", provider, 3, 3))
+
+
+@places()
+def test_outputs_share_memory_as_in_eager(place: str) -> None:
+    def spelled(m: Any, x: Tensor) -> list[Tensor]:
+        y = m.conv(x)
+        return [y, y.view(-1), y.permute(0, 2, 3, 1), y[:, :2], y.unsqueeze(0).expand(3, *y.shape)]
+
+    model = Of(spelled, conv=nn.Conv2d(4, 8, 3))
+    compiled, x = compile_in(place, model), image()
+    hold(compiled, model, x)
+    with torch.no_grad():
+        whole, flat, *parts = compiled(x)
+        flat.zero_()
+    assert not whole.any()
+    assert not any(part.any() for part in parts)
+    assert count(compiled, place) == 1
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+def test_operators_that_read_memory_as_it_lies() -> None:
+    """as_strided, views as another type, views as complex numbers: they read eager's layout."""
+
+    def strided(m: Any, x: Tensor) -> Tensor:
+        return m.conv(x).as_strided((2, 8, 8), (640, 80, 10))
+
+    def other_type(m: Any, x: Tensor) -> Tensor:
+        return m.conv(x).view(torch.int16)
+
+    def complex_numbers(m: Any, x: Tensor) -> Tensor:
+        return torch.view_as_complex(m.conv(x).reshape(2, 8, 8, 5, 2)).abs()
+
+    for place in ("O1 mkldnn", "O2 openmp"):
+        for function in (strided, other_type, complex_numbers):
+            model = Of(function, conv=nn.Conv2d(4, 8, 3))
+            compiled, x = compile_in(place, model), image()
+            with torch.no_grad():
+                got, own = compiled(x), model(x)
+            if function is other_type:
+                got, own = got.view(torch.float32), own.view(torch.float32)
+            torch.testing.assert_close(got, own)
+            assert_ran_as_planned(compiled, level_of(place))
+            assert count(compiled, place) == 1
+
+
+@places()
+def test_operators_of_the_users_behind_convolutions(place: str) -> None:
+    """Which may rely on how eager's output lies in memory."""
+
+    @torch.library.custom_op("kernel_dispatch_tests::flat", mutates_args=())
+    def flat(x: Tensor) -> Tensor:
+        return x.view(-1) * 2
+
+    flat.register_fake(lambda x: x.new_empty(x.numel()))
+    model = Of(lambda m, x: flat(m.conv(x)), conv=nn.Conv2d(4, 8, 3))
+    compiled, x = compile_in(place, model), image()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+# --- sizes, dtypes, modes -------------------------------------------------------------------------
+
+
+def small_resnet() -> nn.Module:
+    layers = (
+        nn.Conv2d(4, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        Block(nn.ReLU(), shortcut="before"),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )
+    return used(nn.Sequential(*layers), image(8))
+
+
+@places()
+def test_dynamic_sizes(place: str) -> None:
+    model = small_resnet()
+    compiled = compile_in(place, model, dynamic=True)
+    for batch, height, width in [(2, 10, 12), (3, 17, 16), (5, 33, 9)]:
+        hold(compiled, model, image(batch, 4, height, width), where=f"{batch} {height} {width}")
+    provider = provider_at(place)
+    assert_regions(compiled, ("convolution", provider, 2, 6), ("linear", provider, 1, 3))
+
+
+@places()
+def test_dynamic_sizes_of_a_returned_image(place: str) -> None:
+    model = Of(lambda m, x: [m.conv(x), m.conv(x) + x[:, :1]], conv=nn.Conv2d(4, 8, 3, padding=1))
+    compiled = compile_in(place, model, dynamic=True)
+    for batch, height in [(2, 10), (3, 7), (1, 12)]:
+        hold(compiled, model, image(batch, 4, height, height), where=f"{batch} {height}")
+    assert count(compiled, place) >= 1
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@places()
+def test_half_precision(place: str, dtype: torch.dtype) -> None:
+    """As the model's own dtype, and through autocast, where the weight stays float32."""
+    ours = provider_at(place) == "openmp"
+    if not ours and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no bfloat16 on this processor")
+    if level_of(place) == "O1" and dtype is torch.float16:
+        pytest.skip("nobody takes it")
+    plain, x = small_resnet(), image()
+    reference = copy.deepcopy(plain).double()(x.double())
+    narrow = copy.deepcopy(plain).to(dtype)
+    compiled = compile_in(place, narrow)
+    with torch.no_grad():
+        wide = copy.deepcopy(narrow).double()(x.to(dtype).double())
+        assert_contract(compiled(x.to(dtype)), narrow(x.to(dtype)), wide, "model")
+        taken = 2 if ours or dtype is torch.bfloat16 else 0
+        assert count(compiled, place) == taken
+        autocast = compile_in(place, plain)
+        with torch.autocast("cpu", dtype):
+            assert_contract(autocast(x), plain(x), reference, "autocast")
+    assert_ran_as_planned(compiled, level_of(place))
+    assert_ran_as_planned(autocast, level_of(place))
+
+
+@places()
+def test_inference_mode(place: str) -> None:
+    model, x = small_resnet(), image()
+    compiled = compile_in(place, model)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), model(x))
+        loaded = copy.deepcopy(model)  # without version counters
+        other = compile_in(place, loaded)
+        torch.testing.assert_close(other(x), loaded(x))
+        loaded[1].running_mean.add_(1)
+        loaded[0].weight[3].mul_(3)
+        torch.testing.assert_close(other(x), loaded(x))
+    assert count(compiled, place) == count(other, place) == 2
+    assert_ran_as_planned(other, level_of(place))
+
+
+@places()
+def test_training_is_not_touched(place: str) -> None:
+    model = small_resnet().train()
+    twin, x = copy.deepcopy(model), image()
+    compiled = compile_in(place, model)
+    compiled(x).sum().backward()
+    twin(x).sum().backward()
+    for got, eager in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, eager.grad, rtol=1e-3, atol=1e-4)
+    assert count(compiled, place) == 0
+
+
+@places("O2 mkldnn", "O2 openmp")
+def test_random_numbers_beside_regions(place: str) -> None:
+    """They change from call to call and follow the seed."""
+
+    def spelled(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return functional.gelu(m.conv(functional.gelu(x))), torch.rand(8)
+
+    model = Of(spelled, conv=nn.Conv2d(4, 8, 3))
+    compiled, x = compile_in(place, model), image()
+    with torch.no_grad():
+        first, second = compiled(x)[1], compiled(x)[1]
+        seeded = []
+        for _ in range(2):
+            torch.manual_seed(5)
+            seeded.append(compiled(x)[1])
+    assert not torch.equal(first, second)
+    assert torch.equal(*seeded)
+    assert count(compiled, place) == 1
+    assert_ran_as_planned(compiled, "O2")
