@@ -12,7 +12,7 @@ from benchmarks.workloads import WORKLOADS
 from kernel_dispatch.bench.checking import Bound, check, establish
 from kernel_dispatch.bench.stepping import Step
 
-# Who is timed -> who may work beside it. Where Inductor may not, the rest of the graph runs in eager:
+# Who is timed -> who may work beside it. Where Inductor may not, the rest runs in eager:
 # it is the library that is timed.
 PROVIDERS = {
     "eager": (),
