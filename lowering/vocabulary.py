@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowering import fast_paths
+
 aten = torch.ops.aten
 
 _KEPT = (
@@ -27,10 +29,11 @@ _KEPT = (
 
 
 def table() -> dict[Any, Callable[..., Any]]:
-    """Inductor's decompositions without those of the kept operators."""
+    """Inductor's decompositions without those of the kept operators; torch's fast paths opened."""
     from torch._inductor.decomposition import select_decomp_table
 
-    return {op: rule for op, rule in select_decomp_table().items() if op not in _KEPT}
+    kept = {op: rule for op, rule in select_decomp_table().items() if op not in _KEPT}
+    return {**kept, **fast_paths.rules()}
 
 
 def keeps(module: fx.GraphModule) -> bool:

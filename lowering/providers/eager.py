@@ -34,7 +34,7 @@ def _with_library_calls(request: Request) -> Compiled:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
 
-    from lowering import region_pass
+    from lowering import fast_paths, region_pass
 
     taken: list[Region] = []
 
@@ -43,9 +43,12 @@ def _with_library_calls(request: Request) -> Compiled:
         module.recompile()
         return make_boxed_func(module.forward)
 
-    run = aot_autograd(fw_compiler=compile_forward, keep_inference_input_mutations=True)(
-        request.graph, list(request.example_inputs)
+    compile_graph = aot_autograd(
+        fw_compiler=compile_forward,
+        decompositions=fast_paths.rules(),
+        keep_inference_input_mutations=True,
     )
+    run = compile_graph(request.graph, list(request.example_inputs))
     return Compiled(run=run, regions=taken)
 
 
