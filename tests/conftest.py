@@ -120,7 +120,8 @@ def python(tmp_path: Path, shared_cache: Path, kernels_of_earlier_runs: Path) ->
             text=True,
             timeout=timeout,
         )
-        keep_kernels(kernels_of_earlier_runs, folder)
+        if kernels:
+            keep_kernels(kernels_of_earlier_runs, folder)
         if check:
             assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
         return done

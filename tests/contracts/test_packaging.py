@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def test_extras_pair_each_library_with_the_torch_that_it_exists_for() -> None:
 @pytest.mark.parametrize("package", ["kernel_dispatch", "lowering", "triton_kernels"])
 def test_packages_are_typed_and_public_names_exist(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
+
+
+def test_the_sources_of_the_kernels_are_in_the_wheel() -> None:
+    """They are built on the user's machine."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = tool["package-data"]["lowering.native"]
+    sources = [file for file in (ROOT / "lowering" / "native").iterdir() if file.is_file()]
+    for file in sources:
+        assert file.suffix == ".py" or any(fnmatch(file.name, one) for one in patterns), file
 
 
 def test_every_public_name_loads() -> None:

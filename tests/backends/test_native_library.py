@@ -1,0 +1,212 @@
+"""The C++ kernels as a file: built once, found again, and done without where they cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import kernel_dispatch
+from lowering.contract import Probe
+from lowering.native import library
+from tests.conftest import Python
+from tests.support.compiling import compile_at, every_row_applies
+from tests.support.regions import hold, kernels, region_rows
+from tests.support.reports import fallbacks_of
+
+
+@pytest.fixture
+def rows() -> Iterator[None]:
+    with every_row_applies():
+        yield
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder for libraries."""
+    before = library._Place.folder
+    library.keep_in(tmp_path / "cache")
+    library.fingerprint.cache_clear()  # a test may change what it is made of
+    yield tmp_path / "cache"
+    library._Place.folder = before
+    library.fingerprint.cache_clear()
+
+
+def asked_anew() -> Probe:
+    """The probe's answer without the one that is remembered."""
+    return library.probe.__wrapped__()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 16)).eval()
+
+
+def reasons(compiled: Any, provider: str) -> set[str]:
+    return {
+        reason["text"]
+        for graph in kernel_dispatch.report(compiled)
+        for rejection in graph.as_dict()["rejected"]
+        if rejection["provider"] == provider
+        for reason in rejection["reasons"]
+    }
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("disabled", [[], ["mkldnn"]], ids=["mkldnn", "nobody else"])
+def test_without_kernels_others_take_over(
+    monkeypatch: pytest.MonkeyPatch, disabled: list[str]
+) -> None:
+    """Without a warning: it costs speed only. The report has the reason."""
+    monkeypatch.setattr(library, "probe", lambda: Probe.no("no kernels today"))
+    model, x = network(), torch.randn(2, 3, 8, 8)
+    compiled = compile_at("O2", model, options={"disable": disabled})
+    hold(compiled, model, x)
+    assert not fallbacks_of(compiled)
+    takers = {row[1] for row in region_rows(compiled)}
+    assert not takers & {"openmp", "mha"}
+    assert ("mkldnn" in takers) == (not disabled)
+    for provider in ("openmp", "mha"):
+        assert reasons(compiled, provider) == {f"{provider}: no kernels today"}
+    (graph,) = kernel_dispatch.report(compiled)
+    assert graph.provider == "inductor"
+
+
+def test_a_folder_that_cannot_be_written(elsewhere: Path) -> None:
+    elsewhere.write_text("a file where a folder should be")
+    found = asked_anew()
+    assert not found.available
+    assert "could not be built or loaded" in found.reason
+    assert str(elsewhere) in found.reason
+
+
+def test_a_build_that_fails(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
+    """The end of what the compiler said is the reason; nothing is left in the folder."""
+
+    class Failing:
+        def build(self) -> None:
+            raise RuntimeError("\n".join(f"line {number}" for number in range(50)))
+
+        def get_command_line(self) -> str:
+            return "c++"
+
+    monkeypatch.setattr(library, "_builder", lambda *_: Failing())
+    found = asked_anew()
+    assert not found.available
+    assert found.reason.endswith("line 49")
+    assert "line 30" not in found.reason
+    assert not [file for file in elsewhere.iterdir() if file.suffix != ".lock"]
+
+
+def test_the_name_changes_with_all_that_matters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = library.fingerprint.__wrapped__
+    found = {plain()}
+    assert found == {plain()}
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    found.add(plain())
+    monkeypatch.setattr(library, "_options_text", lambda: "c++ -O0")
+    found.add(plain())
+    for source in [*library._FOLDER.glob("*.h"), library._FOLDER / "ops.cpp"]:
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    assert plain() in found
+    for name in ("gemm.h", "ops.cpp"):
+        (tmp_path / name).write_text("// another\n")
+        found.add(plain())
+    assert len(found) == 5
+
+
+_AT_ONCE = """
+import shutil, sys, time
+from pathlib import Path
+from lowering.native import library
+
+built, folder, log = sys.argv[1:]
+
+def build(target):
+    with open(log, "a") as file:
+        file.write("built\\n")
+    time.sleep(2)
+    half = Path(str(target) + ".half")
+    shutil.copy(built, half)
+    half.replace(target)
+
+library._build = build
+library.keep_in(Path(folder))
+found = library.probe()
+assert found.available, found.reason
+assert Path(found.details["library"]).parent == Path(folder)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_build_once(tmp_path: Path) -> None:
+    kernels()
+    built, folder, log = library.built(), tmp_path / "cache", tmp_path / "log"
+    script = tmp_path / "script.py"
+    script.write_text(_AT_ONCE)
+    command = [sys.executable, str(script), str(built), str(folder), str(log)]
+    together = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        for _ in range(3)
+    ]
+    for process in together:
+        _, error = process.communicate(timeout=180)
+        assert process.returncode == 0, error
+    assert log.read_text().count("built") == 1
+    assert [file.name for file in folder.glob("*.so")] == [built.name]
+
+
+_BROKEN = """
+import os, warnings
+from pathlib import Path
+import torch
+import kernel_dispatch
+from lowering.native import library
+
+folder = Path(os.environ["UNIFIED_CACHE_DIR"])
+if "CXX" not in os.environ:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"kernels_{library.fingerprint()}.so").write_bytes(b"no library at all")
+model = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3), torch.nn.ReLU()).eval()
+x = torch.randn(1, 64, 34, 34)
+with warnings.catch_warnings(record=True) as seen, torch.no_grad():
+    warnings.simplefilter("always")
+    compiled = torch.compile(model, backend="unified")
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+(graph,) = kernel_dispatch.report(compiled)
+found = graph.as_dict()
+print("PROVIDER", graph.provider)
+print("WARNED", sum(issubclass(w.category, kernel_dispatch.UnifiedWarning) for w in seen))
+print("REGIONS", [(r["region"], r["provider"], r["runs"]) for r in found["regions"]])
+print("OPENMP", [r["reasons"][0] for r in found["rejected"] if r["provider"] == "openmp"][0])
+"""
+
+
+@pytest.mark.slow
+def test_without_a_compiler(python: Python, tmp_path: Path) -> None:
+    """Nothing can be generated either, so the one warning is Inductor's; oneDNN is there."""
+    out = python(_BROKEN, CXX="/nonexistent", UNIFIED_CACHE_DIR=str(tmp_path / "c")).stdout
+    assert "PROVIDER eager" in out
+    assert "WARNED 1" in out
+    assert "('convolution', 'mkldnn', 2)" in out
+    assert "provider-absent" in out
+    assert "/nonexistent" in out.split("OPENMP")[1]
+
+
+@pytest.mark.slow
+def test_a_file_that_is_no_library(python: Python, tmp_path: Path) -> None:
+    folder = str(tmp_path / "cache")
+    out = python(_BROKEN, CXX=None, UNIFIED_CACHE_DIR=folder, kernels=False).stdout
+    assert "PROVIDER inductor" in out
+    assert "WARNED 0" in out
+    assert "('convolution', 'mkldnn', 2)" in out
+    assert "could not be built or loaded" in out

@@ -1,0 +1,45 @@
+"""What tracing is told of the operators is what they return: shapes, dtypes, strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.test_convolution_kernel import PROBLEMS, Problem, norm_of
+from tests.support.regions import kernels
+
+CHECKS = ("test_schema", "test_faketensor")
+
+
+def opcheck(name: str, *args: Any) -> None:
+    operator = getattr(kernels(), name).default
+    torch.library.opcheck(operator, args, test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("shape", [(13,), (3, 13), (2, 3, 13), (2, 1, 3, 13), (0, 13)], ids=str)
+def test_linear(shape: tuple[int, ...]) -> None:
+    opcheck(
+        "openmp_linear", torch.randn(shape), torch.randn(5, 13), torch.randn(5),
+        None, None, torch.randn(*shape[:-1], 5), 1, 0.0, 0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_convolution(problem: Problem) -> None:
+    x, weight = problem.tensors()
+    opcheck(
+        "openmp_convolution", x, weight, None, *norm_of(problem.out), 1e-3,
+        *problem.geometry(), None, None, None, 4, 0.0, 0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", ["one head after the other", "side by side"])
+def test_attention(lie: str) -> None:
+    q, k, v = (torch.randn(2, 6, 20, 16) for _ in range(3))
+    if lie == "side by side":
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+    for mask in (None, torch.rand(20, 20) > 0.5, torch.randn(2, 1, 1, 20)):
+        opcheck("mha_attention", q, k, v, mask, mask is None, 0.3)
+    opcheck("mha_attention", q[:, :, :1], k[:, :2], v[:, :2], None, False, 0.3)
