@@ -1,9 +1,9 @@
 """How tensors lie in memory where a lowering has changed it: kept inside, put back where it shows.
 
-Convolutions of ours give images channels last, and what is computed from them inherits that. It
-shows where the graph hands out a tensor or a view of one, and to operators that read memory as it
-lies. There the tensor is laid out as the user's own code would have laid it: the tensor that owns
-the memory, so that views which shared it still do.
+Convolutions of ours give images channels last, attention gives heads side by side, and what is
+computed from them inherits that. It shows where the graph hands out a tensor or a view of one, and
+to operators that read memory as it lies. There the tensor is laid out as the user's own code would
+have laid it: the tensor that owns the memory, so that views which shared it still do.
 """
 
 from __future__ import annotations

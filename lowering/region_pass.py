@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import inspect
 from collections.abc import Collection, Iterable
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,21 +145,22 @@ def _with(detail: str, steps: list[str]) -> str:
 
 
 def uuid(request: Request) -> str:
-    """Changes with the source of the pass and with the rows, so that no cached graph goes stale."""
-    makers = [providers.get(row.provider) for row in request.region_rows]
-    modules = {inspect.getmodule(maker.probe) for maker in makers} - {None}
-    files = list(_REGIONS.values())
-    sources = sorted(
-        inspect.getsource(module)
-        for module in {*modules, *files, epilogue, weights, inspect.getmodule(lower)}
-        if module is not None
-    )
+    """Changes with our sources and with the rows, so that no cached graph goes stale."""
     rows = [
         [sorted(value) if isinstance(value, frozenset) else value for value in astuple(row)]
         for row in request.region_rows
     ]  # sets print in another order in every process
     ranking = sorted((key, tuple(value)) for key, value in request.ranking.items())
-    return hashlib.sha256(repr((sources, rows, ranking)).encode()).hexdigest()
+    return hashlib.sha256(repr((_sources(), rows, ranking)).encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of this package: any file of it may decide what a lowered graph is."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def static_inputs(graph: fx.Graph) -> Collection[str]:
@@ -186,6 +188,6 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     strides = outputs.strides(module.graph)
     stands_for: dict[fx.Node, fx.Node] = {}
     taken = lower(module.graph, request, static_inputs(module.graph), stands_for)
-    if any(region.name == "convolution" for region in taken):
+    if any(region.name in ("convolution", "attention") for region in taken):
         outputs.put_back(module, strides, stands_for)
     return taken
