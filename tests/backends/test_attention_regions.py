@@ -122,6 +122,21 @@ def test_in_a_transformer() -> None:
     assert_regions(compiled, ("attention", "mha", 1, 3), ("linear", "openmp", 2, 6))
 
 
+def test_views_of_the_output() -> None:
+    """Eager's output lies as the query does, and views of it may rely on that."""
+
+    def each(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        across = (t.transpose(1, 2) for t in (q, k, v))
+        return [
+            functional.gelu(q.sum()),
+            attend(q, k, v).view(2, 4, -1),
+            attend(*across).transpose(1, 2).view(2, 4, -1),
+            attend(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 9, -1),
+        ]
+
+    check(each, *qkv(4, 9, 9, 16), taken=3)
+
+
 def test_written_out() -> None:
     """Products and a softmax in the spellings that Inductor knows."""
 

@@ -47,3 +47,9 @@ def in_double(model: nn.Module, *inputs: Any) -> Any:
             for x in inputs
         )
     )
+
+
+def mlp() -> nn.Module:
+    """64 inputs, 32 outputs; two linear layers with something absorbable behind each."""
+    layers = (nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 32), nn.ReLU())
+    return nn.Sequential(*layers).eval()
