@@ -72,7 +72,7 @@ CONTRACTS = (
     Contract(
         Level.O2,
         "balanced",
-        "all of O1, and Inductor code generation where a compiler works",
+        "all of O1, kernels of ours and Inductor code generation where a compiler works",
         "as O1",
         "Inductor default's, cached across processes",
     ),
