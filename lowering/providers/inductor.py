@@ -54,7 +54,8 @@ def compile(request: Request) -> Compiled:
     more: dict[str, Any] = {}
     inner_compile: Any = compile_fx_inner
     if request.region_rows:
-        config["post_grad_custom_pre_pass"] = _in_cache_keys(request)
+        users = config.get("post_grad_custom_pre_pass")
+        config["post_grad_custom_pre_pass"] = _in_cache_keys(request, users)
         inner_compile = _with_regions(request, regions)
     if request.region_rows and not request.training and vocabulary.keeps(request.graph):
         more["decompositions"] = vocabulary.table()
@@ -89,16 +90,23 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
     return inner_compile
 
 
-def _in_cache_keys(request: Request) -> Any:
-    """A pass that does nothing, and by its uuid makes the regions part of every cache key."""
+def _in_cache_keys(request: Request, users: Any) -> Any:
+    """The user's own pass or one that does nothing; by its uuid the regions are part of every cache
+    key."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class RegionsWereLowered(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
-            pass
+            if users is not None:
+                users(graph)
 
-        def uuid(self) -> str:
-            return region_pass.uuid(request)
+        def uuid(self) -> Any:
+            mine = region_pass.uuid(request)
+            if users is None:
+                return mine
+            theirs = getattr(users, "uuid", lambda: None)()
+            # Without an identity of its own, Inductor caches nothing: that stays so.
+            return None if theirs is None else f"{mine} {theirs}"
 
     return RegionsWereLowered()
 

@@ -125,3 +125,19 @@ def test_a_region_that_fails_falls_back(
 
 
 PLACE_NUMBER = {"O1 mkldnn": 1, "O2 mkldnn": 2, "O2 openmp": 3}
+
+
+def test_a_pass_of_the_users_own_runs_beside_regions() -> None:
+    seen: list[int] = []
+
+    def users_pass(graph: torch.fx.Graph) -> None:
+        seen.append(len(graph.nodes))
+
+    model, x = mlp(), torch.randn(31, 64)
+    options = {"inductor": {"post_grad_custom_pre_pass": users_pass}}
+    compiled = torch.compile(model, backend="unified", options=options)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    assert seen
+    (graph,) = kernel_dispatch.report(compiled)
+    assert any(region.name == "linear" for region in graph.regions)
