@@ -70,7 +70,7 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Linear]:
         if weight not in stays or not stays.or_none(bias):
             continue
         if bias is None or same_sizes(bias.meta["val"].shape, node.meta["val"].shape[-1:]):
-            yield _in_full_rank(Linear(node, left, weight, bias))
+            yield _with_bias(_in_full_rank(Linear(node, left, weight, bias)))
 
 
 def _weight_of(right: fx.Node) -> Any:
@@ -101,3 +101,18 @@ def _is_view(node: object) -> bool:
         aten.reshape.default,
         aten._unsafe_view.default,
     )
+
+
+def _with_bias(match: Linear) -> Linear:
+    """With the bias that is added in a step of its own: `x @ weight.t() + bias`."""
+    user: Any = next(iter(match.node.users), None)
+    if match.bias is not None or len(match.node.users) != 1 or user.target is not aten.add.Tensor:
+        return match
+    other = next((arg for arg in user.args if arg is not match.node), None)
+    if user.kwargs or not isinstance(other, fx.Node):
+        return match
+    value, bias, sum_ = (node.meta["val"] for node in (match.node, other, user))
+    same = value.dtype == bias.dtype == sum_.dtype and same_sizes(value.shape, sum_.shape)
+    if not same or not same_sizes(bias.shape, value.shape[-1:]):
+        return match
+    return Linear(user, match.input, match.weight, other)
