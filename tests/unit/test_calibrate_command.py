@@ -155,4 +155,5 @@ def test_a_bad_setting_elsewhere_does_not_hide_the_profile(run: Run, cache: Path
     run("calibrate")
     environ = {"UNIFIED_CACHE_DIR": str(cache), "UNIFIED_LEVEL": "O9"}
     assert _calibration(environ).profile is not None
-    assert _calibration({"UNIFIED_THREADS": "many"}).note == "no profile is stored"
+    nothing_there = {"UNIFIED_THREADS": "many", "UNIFIED_CACHE_DIR": str(cache / "empty")}
+    assert _calibration(nothing_there).note == "no profile is stored"
