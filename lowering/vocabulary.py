@@ -46,6 +46,39 @@ def keeps(module: fx.GraphModule) -> bool:
     return not children and not higher
 
 
+_REGION_CALLS = frozenset(
+    "linear conv1d conv2d _conv_forward matmul mm bmm addmm baddbmm einsum mv "
+    "scaled_dot_product_attention multi_head_attention_forward "
+    "_transformer_encoder_layer_fwd".split()
+)
+
+
+def may_hold_regions(module: fx.GraphModule) -> bool:
+    """Is anything in this Dynamo graph a region, at first sight? What is not stays untraced: AOT
+    tracing itself gives a wrong pseudo-inverse of complex matrices (torch 2.13)."""
+    nodes = [
+        node
+        for part in module.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    ]
+    if any(_is_complex(node) for node in nodes):
+        return False
+    return any(_called(node) in _REGION_CALLS for node in nodes)
+
+
+def _called(node: fx.Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    name = getattr(node.target, "__name__", "") or str(node.target)
+    return name.split(".")[0]
+
+
+def _is_complex(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
 def holds_kept(graph: fx.Graph) -> bool:
     return any(node.target in _KEPT for node in graph.nodes)
 

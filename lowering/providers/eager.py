@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import before_autograd
+from lowering import before_autograd, vocabulary
 from lowering.contract import Compiled, Probe, Provider, Region, Request
 from lowering.graphs import dump
 
@@ -20,7 +20,7 @@ def compile(request: Request) -> Compiled:
     request, ordered = before_autograd.lower(request)
     if request.dump_folder:
         dump(request.graph, request.dump_folder)
-    if request.region_rows and not request.training:
+    if request.region_rows and not request.training and vocabulary.may_hold_regions(request.graph):
         compiled = _with_library_calls(request)
     else:
         compiled = Compiled(run=request.graph.forward, plain=not ordered)

@@ -21,7 +21,7 @@ import kernel_dispatch
 from kernel_dispatch.numerics import is_inexact, to_reference
 from tests.support.compiling import compile_at
 from tests.support.numerics import assert_bit_identical, assert_contract
-from tests.support.reports import assert_ran_as_planned, providers_of
+from tests.support.reports import assert_ran_as_planned, whole_graphs_by
 
 LEVELS = ("O0", "O1", "O2")
 PLANNED = {"O0": "eager", "O1": "eager", "O2": "inductor", "O3": "inductor"}
@@ -84,7 +84,7 @@ def check(
         candidate = with_effects(compiled, copied(args))
         hold(level, candidate, eager, reference, f"{level}, call {call}")
     assert_ran_as_planned(compiled, level)
-    assert providers_of(compiled) == [provider or PLANNED[level]]
+    assert whole_graphs_by(compiled) == {provider or PLANNED[level]}
     for graph in kernel_dispatch.report(compiled):
         assert graph.runs_by_provider == {graph.provider: graph.runs}
         assert graph.as_dict()["runs"] == graph.runs
@@ -433,7 +433,7 @@ def test_training(name: str, level: str) -> None:
         buffers, eager_buffers = dict(fn.named_buffers()), dict(eager_fn.named_buffers())
         hold(level, buffers, eager_buffers, dict(wide_fn.named_buffers()), "running statistics")
     assert_ran_as_planned(compiled, level)
-    assert providers_of(compiled) == [PLANNED[level]]
+    assert whole_graphs_by(compiled) == {PLANNED[level]}
     assert all(graph.facts.training for graph in kernel_dispatch.report(compiled))
 
 
@@ -504,7 +504,7 @@ def test_dynamic_training(level: str) -> None:
     model = mlp().train()
     twin, wide = copy.deepcopy(model), widened(model)
     compiled = compile_at(level, model, dynamic=True)
-    for rows in (3, 6):
+    for rows in (48, 96):  # with a few rows only, whose rounding is luckier decides
         args = (torch.randn(rows, 16, requires_grad=True),)
         for module in (model, twin, wide):
             module.zero_grad()

@@ -269,6 +269,9 @@ def test_eight_threads_two_option_sets() -> None:
 
 
 def test_one_compiled_function_in_eight_threads() -> None:
+    torch.set_num_threads(
+        torch.get_num_threads()
+    )  # later threads start with it: Dynamo guards on it
     compiled = unified(fn)
     # Compiled before the threads start: Dynamo would compile a missing version once per thread.
     compiled(torch.zeros(6, 6))

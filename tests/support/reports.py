@@ -32,6 +32,11 @@ def providers_of(compiled: Any) -> list[str]:
     return sorted({graph.provider for graph in graphs} | regions)
 
 
+def whole_graphs_by(compiled: Any) -> set[str]:
+    """Who computed the graphs, whatever regions went to others."""
+    return {graph.provider for graph in graph_reports(compiled)}
+
+
 def assert_ran_as_planned(compiled: Any, level: str, target: str = "cpu") -> None:
     """Graphs were compiled for the target and the level, they ran, and nothing fell back."""
     if BACKEND != "unified":
