@@ -305,7 +305,9 @@ def test_operators_that_read_memory_as_it_lies() -> None:
                 got, own = got.view(torch.float32), own.view(torch.float32)
             torch.testing.assert_close(got, own)
             assert_ran_as_planned(compiled, level_of(place))
-            assert count(compiled, place) == 1
+            # At O1 a graph with complex numbers is not traced: torch's own tracing breaks some.
+            untraced = function is complex_numbers and level_of(place) == "O1"
+            assert count(compiled, place) == (0 if untraced else 1)
 
 
 @places()
