@@ -1,0 +1,28 @@
+"""Triton kernels as torch operators, usable on their own: `from triton_kernels import rms_norm`.
+
+On NVIDIA and AMD GPUs they launch Triton kernels; elsewhere, and for dtypes that the kernels do not
+take, they compute the same in plain torch. Importing this package imports no Triton: that happens
+when a name is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# public name -> the family that it belongs to
+_FAMILIES = {
+    "rms_norm": ("rms_norm", "add_rms_norm", "rms_norm_quantised"),
+}
+_HOMES = {name: family for family, names in _FAMILIES.items() for name in names}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.families.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

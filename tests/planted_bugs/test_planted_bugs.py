@@ -1,0 +1,59 @@
+"""A suite that stays green over a bug is no proof: every bug planted here has to turn it red."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import triton_kernels
+from tests.planted_bugs import bugs
+from tests.planted_bugs.bugs import Bug
+
+pytestmark = pytest.mark.slow
+
+_ROOT = Path(__file__).parents[2]
+_FAMILIES = [module.name for module in pkgutil.iter_modules(bugs.__path__)]
+_PLANTED = [
+    pytest.param(family, bug, id=f"{family}: {bug.what}")
+    for family in _FAMILIES
+    for bug in importlib.import_module(f"{bugs.__name__}.{family}").BUGS
+]
+# The copy is imported first, so that it is the one that the tests find.
+_RUN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import triton_kernels, pytest
+assert triton_kernels.__file__.startswith(sys.argv[1])
+sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize(("family", "bug"), _PLANTED)
+def test_a_planted_bug_turns_the_suite_red(family: str, bug: Bug, tmp_path: Path) -> None:
+    copy = tmp_path / "triton_kernels"
+    shutil.copytree(Path(triton_kernels.__file__).parent, copy)
+    source = copy / "families" / f"{family}.py"
+    text = source.read_text()
+    assert text.count(bug.right) == 1, f"{text.count(bug.right)} places read: {bug.right}"
+    source.write_text(text.replace(bug.right, bug.wrong))
+    done = _run(tmp_path, family)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout[-3000:] + done.stderr
+
+
+def _run(folder: Path, family: str) -> subprocess.CompletedProcess[str]:
+    tests = f"tests/kernels/triton/test_{family}.py"
+    return subprocess.run(
+        [sys.executable, "-c", _RUN, str(folder), tests],
+        cwd=_ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )

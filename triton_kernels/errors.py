@@ -1,0 +1,27 @@
+"""What can be wrong with a call of a kernel: one class for each mistake."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KernelArgumentError(ValueError):
+    """An argument does not fit: names it, its value, and what is accepted."""
+
+
+class UnknownArchitectureError(ValueError):
+    """No such GPU architecture."""
+
+    @classmethod
+    def of(cls, name: str, known: Iterable[str]) -> UnknownArchitectureError:
+        names = list(known)
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return cls(f"unknown architecture {name!r}: one of {', '.join(names)}.{hint}")
+
+
+def demand(holds: bool, message: str) -> None:
+    """Raise KernelArgumentError with this message unless the condition holds."""
+    if not holds:
+        raise KernelArgumentError(message)

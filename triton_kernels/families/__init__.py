@@ -1,0 +1,1 @@
+"""One file for each family of kernels: kernels, launchers, meaning, registration."""

@@ -1,0 +1,62 @@
+"""Kernels as torch operators: `torch.ops.triton_kernels.<name>`, the same for eager and compiled.
+
+Each operator has a launcher (GPUs; the CPU too when Triton interprets), a meaning in plain torch
+(every other device and dtype), a fake implementation and, if it is differentiable, a backward.
+They are opaque operators, not `torch.library.triton_op`s: a launcher reads real sizes at run time,
+so that one compiled graph with dynamic shapes still launches what suits each size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from triton_kernels._triton import ABSENT, INTERPRETED
+
+NAMESPACE = "triton_kernels"
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_DEVICES = frozenset({"cpu", "cuda"} if INTERPRETED else {"cuda"})
+
+Implementation = Callable[..., Any]
+LAUNCHERS: dict[str, Implementation] = {}  # by operator name, for dry runs and tuning
+
+
+def operator(
+    name: str, *, launcher: Implementation, meaning: Implementation, fake: Implementation
+) -> Any:
+    """Register one operator; its schema is read from the launcher's annotations."""
+    schema = torch.library.infer_schema(launcher, mutates_args=())
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    # In a trace of plain torch operators (export, another backend) it stays one operator.
+    _LIBRARY.impl(name, meaning, "CompositeExplicitAutograd")
+    if not ABSENT:
+        _LIBRARY.impl(name, launcher, "CUDA")
+    if INTERPRETED:
+        _LIBRARY.impl(name, launcher, "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    LAUNCHERS[name] = launcher
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def differentiable(name: str, *, backward: Implementation, saves: Implementation) -> None:
+    """Give an operator its gradient. `saves(ctx, inputs, output)` keeps what `backward` needs."""
+    torch.library.register_autograd(
+        f"{NAMESPACE}::{name}", backward, setup_context=saves, lib=_LIBRARY
+    )
+
+
+def kernels_take(*tensors: torch.Tensor | None, dtypes: frozenset[torch.dtype] = _FLOATS) -> bool:
+    """Do kernels run on these tensors? If not, the public functions compute the plain meaning.
+
+    Then the meaning is made of torch's own operators, which torch.compile fuses on any device.
+    """
+    given = [tensor for tensor in tensors if tensor is not None]
+    return (
+        not ABSENT
+        and len({tensor.device for tensor in given}) == 1
+        and given[0].device.type in _DEVICES
+        and all(tensor.dtype in dtypes for tensor in given)
+    )
