@@ -12,7 +12,10 @@ from typing import Any
 
 # public name -> the family that it belongs to
 _FAMILIES = {
+    "layer_norm": ("layer_norm", "add_layer_norm"),
+    "swiglu": ("swiglu", "geglu", "swiglu_packed", "geglu_packed"),
     "rms_norm": ("rms_norm", "add_rms_norm", "rms_norm_quantised"),
+    "matmul": ("matmul",),
 }
 _HOMES = {name: family for family, names in _FAMILIES.items() for name in names}
 __all__ = sorted(_HOMES)

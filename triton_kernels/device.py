@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
-from triton_kernels._triton import jit, tl  # noqa: F401  (the interpreter looks for `tl` here)
+from triton_kernels._triton import jit, tl
 
 
 @jit
 def rounded(x):
     """To the nearest whole number, half to even, for |x| < 2^22: float32 has no digits beyond."""
     return (x + 12582912.0) - 12582912.0
+
+
+@jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """silu, gelu or gelu_tanh of float32 numbers; infinities give what torch gives."""
+    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu" or ACTIVATION == "gelu_tanh")
+    if ACTIVATION == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh(u)) / 2 is sigmoid(2 u)
+        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    else:
+        y = x * tl.sigmoid(x)
+    return y
+
+
+@jit
+def activation_slope(x, ACTIVATION: tl.constexpr):
+    """The derivative of `activated` at x."""
+    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu" or ACTIVATION == "gelu_tanh")
+    if ACTIVATION == "gelu":
+        below = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        slope = below + x * (0.3989422804014327 * tl.exp(-0.5 * x * x))
+    elif ACTIVATION == "gelu_tanh":
+        part = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        inner = 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+        slope = part + x * part * (1.0 - part) * inner
+    else:
+        part = tl.sigmoid(x)
+        slope = part * (1.0 + x * (1.0 - part))
+    return slope
