@@ -14,6 +14,8 @@ from typing import Any
 _FAMILIES = {
     "layer_norm": ("layer_norm", "add_layer_norm"),
     "swiglu": ("swiglu", "geglu", "swiglu_packed", "geglu_packed"),
+    "rope": ("rope",),
+    "attention": ("attention",),
     "rms_norm": ("rms_norm", "add_rms_norm", "rms_norm_quantised"),
     "matmul": ("matmul",),
 }
