@@ -13,6 +13,7 @@ from kernel_dispatch._version import __version__
 if TYPE_CHECKING:
     from kernel_dispatch.backend import reset, unified
     from kernel_dispatch.devices import available_targets
+    from kernel_dispatch.dry_running import DryRun, dry_run
     from kernel_dispatch.explaining import Explanation, explain
     from kernel_dispatch.facts import GraphFacts
     from kernel_dispatch.reporting import Fallback, GraphReport, Report, report
@@ -34,6 +35,8 @@ _PUBLIC = {
     "unified": "kernel_dispatch.backend",
     "reset": "kernel_dispatch.backend",
     "available_targets": "kernel_dispatch.devices",
+    "dry_run": "kernel_dispatch.dry_running",
+    "DryRun": "kernel_dispatch.dry_running",
     "explain": "kernel_dispatch.explaining",
     "Explanation": "kernel_dispatch.explaining",
     "GraphFacts": "kernel_dispatch.facts",
@@ -58,6 +61,7 @@ _PUBLIC = {
 
 __all__ = [
     "BackendNotAvailableError",
+    "DryRun",
     "Explanation",
     "Fallback",
     "GraphFacts",
@@ -75,6 +79,7 @@ __all__ = [
     "__version__",
     "available_targets",
     "configure",
+    "dry_run",
     "explain",
     "list_levels",
     "list_options",

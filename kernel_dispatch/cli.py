@@ -112,6 +112,7 @@ _EXPLAIN_EXAMPLES = """examples:
   kernel-dispatch explain shop.model:build --level O1
   kernel-dispatch explain bench/net.py:forward --device cpu --verbose
   kernel-dispatch explain train.py --all --json -- --epochs 1 > report.json
+  kernel-dispatch explain shop.model:build --device cuda:sm90 --emit kernels
 
 exit code: 0 fine, 1 no graph reached unified or the code raised, 2 wrong usage."""
 
@@ -188,7 +189,16 @@ def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
         "target", metavar="TARGET", help="module:function, file.py:function or script.py"
     )
     parser.add_argument("--level", help="O0, O1, O2 or O3, instead of UNIFIED_LEVEL")
-    parser.add_argument("--device", help="force a target (cpu, cuda:1), instead of UNIFIED_DEVICE")
+    parser.add_argument(
+        "--device",
+        help="force a target (cpu, cuda:1), instead of UNIFIED_DEVICE; or name the architecture "
+        "of a GPU that is not here (cuda:sm90, rocm:gfx942): its plan, without running there",
+    )
+    parser.add_argument(
+        "--emit",
+        metavar="DIR",
+        help="with such an architecture: write the kernels' PTX or assembly",
+    )
     parser.add_argument(
         "--all", action="store_true", help="in a script: make unified the default backend"
     )

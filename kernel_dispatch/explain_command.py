@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernel_dispatch import dry_run_command
 from kernel_dispatch.terminal import write, write_json
 from kernel_dispatch.user_code import (
     UsageError,
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """The command: 0, or 1 if no graph reached unified or the user's code raised."""
     from kernel_dispatch.settings import OPTIONS, configure
 
+    if dry_run_command.wanted(args):
+        return dry_run_command.run(args)
     given = {option: getattr(args, option.name, None) for option in OPTIONS}
     # Read here, so that an error names the flag as its source.
     wishes = {o.name: o.parse(v, f"--{o.name}") for o, v in given.items() if v is not None}

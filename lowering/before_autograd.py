@@ -1,84 +1,112 @@
 """Regions of the graph as Dynamo captured it: the same for inference and training, O1 and O2.
 
-What is put in their place is made of torch's own operators, so that autograd, Inductor and every
-later region see an ordinary graph.
+What is put in their place is differentiable: torch's own operators or ours with a gradient of their
+own, so that autograd, Inductor and every later region see an ordinary graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import fx
 
 from lowering import observing, providers
-from lowering.capability import CapabilityRow, Situation, check
+from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Graph, Region, RegionMaker, Request
 from lowering.graphs import place
-from lowering.regions import einsum
+from lowering.regions import attention_call, cross_entropy, einsum, linear_call
 from lowering.regions.epilogue import Epilogue
+
+
+class Match(Protocol):
+    """`absorbed` are the nodes before `node` that it makes superfluous, last one first."""
+
+    @property
+    def node(self) -> fx.Node: ...
+
+    @property
+    def absorbed(self) -> Sequence[fx.Node]: ...
+
+    def work(self) -> Work: ...
+
+
+# A loss with the layer before it comes before the loss alone.
+_REGIONS = {
+    "einsum": einsum.find,
+    "attention": attention_call.find,
+    "linear_cross_entropy": cross_entropy.find_with_linear,
+    "cross_entropy": cross_entropy.find,
+    "linear": linear_call.find,
+}
 
 
 def lower(request: Request) -> tuple[Request, list[Region]]:
     """Changes the request's graph; returns the request without the rows that were asked here."""
-    rows = [row for row in request.region_rows if row.region == "einsum"]
-    if not rows:
+    early = [row for row in request.region_rows if row.early]
+    if not early:
         return request, []
-    graph = request.graph.graph
-    taken: dict[str, Region] = {}
-    flops: dict[str, list[int]] = {}
-    for match in einsum.find(graph):
-        chosen = _choose(match, rows, request)
-        if chosen is not None:
-            name, maker = chosen
-            new = _replace(graph, match, maker)
-            region = taken.setdefault(name, Region("einsum", name, 0, place(new)))
-            region.count += 1
-            before, after = flops.setdefault(name, [0, 0])
-            flops[name] = [before + match.work().flops, after + match.cost(_path_of(new))[0]]
-    for name, region in taken.items():
-        before, after = flops[name]
-        region.detail = f"ordered: {after / 1e6:.3g} MFLOP instead of {before / 1e6:.3g}"
-    if taken:
+    taken: dict[tuple[str, str], Region] = {}
+    matches: dict[tuple[str, str], list[Match]] = {}
+    for match, row, maker in list(_choices(request, early)):
+        key = (row.region, row.provider)
+        region = taken.setdefault(key, Region(*key, 0, place(match.node), left=maker.emit is None))
+        region.count += 1
+        matches.setdefault(key, []).append(match)
+        if maker.emit is not None:
+            _replace(request.graph.graph, match, maker)
+        region.detail = maker.describe(matches[key])
+    if any(not region.left for region in taken.values()):
         request.graph.recompile()
-    rest = tuple(row for row in request.region_rows if row.region != "einsum")
+    rest = tuple(row for row in request.region_rows if not row.early)
     return replace(request, region_rows=rest), list(taken.values())
 
 
-def _path_of(node: fx.Node) -> einsum.Path:
-    steps: Any = node.kwargs["path"]
-    return list(zip(steps[::2], steps[1::2], strict=True))
+def _choices(
+    request: Request, early: Sequence[CapabilityRow]
+) -> Iterator[tuple[Match, CapabilityRow, RegionMaker]]:
+    """Each match with the first row that takes it; no node belongs to two."""
+    gone: set[fx.Node] = set()
+    for name, find in _REGIONS.items():
+        rows = [row for row in early if row.region == name]
+        for match in _found(find, request.graph.graph) if rows else ():
+            row = next((row for row in rows if _takes(row, match, request)), None)
+            if row is not None and gone.isdisjoint({match.node, *match.absorbed}):
+                gone |= {match.node, *match.absorbed}
+                yield match, row, providers.maker(row)
 
 
-def _choose(
-    match: einsum.Einsum, rows: Sequence[CapabilityRow], request: Request
-) -> tuple[str, RegionMaker] | None:
-    for row in rows:
-        maker = providers.get(row.provider).regions[row.region]
-        situation = Situation(level=request.level, features=row.features)
-        if not check(row, match.work(), situation) and not maker.refuses(match):
-            return row.provider, maker
-    return None
+def _found(find: Any, graph: fx.Graph) -> Iterable[Match]:
+    return find(graph)
 
 
-def _replace(graph: fx.Graph, match: einsum.Einsum, maker: RegionMaker) -> fx.Node:
+def _takes(row: CapabilityRow, match: Match, request: Request) -> bool:
+    """Machine and wish were asked when the rows were chosen; here only the work is in question."""
+    situation = Situation(level=request.level, features=row.features)
+    return not check(row, match.work(), situation) and not providers.maker(row).refuses(match)
+
+
+def _replace(graph: fx.Graph, match: Match, maker: RegionMaker) -> None:
+    assert maker.emit is not None
     with graph.inserting_before(match.node):
         new = maker.emit(graph, match, Epilogue(match.node))
     new.meta = dict(match.node.meta)
     match.node.replace_all_uses_with(new)
-    graph.erase_node(match.node)
-    return new
+    for node in (match.node, *match.absorbed):
+        if not node.users:
+            graph.erase_node(node)
 
 
 def counted(run: Graph, regions: Sequence[Region]) -> Graph:
     """No operator of ours is left to say that these ran: they do whenever the graph does."""
-    if not regions:
+    counting = [region for region in regions if not region.left]
+    if not counting:
         return run
 
     def call(*args: Any) -> Any:
         result = run(*args)
-        for region in regions:
+        for region in counting:
             observing.region_ran(region.name, region.provider, region.count)
         return result
 

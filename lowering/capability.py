@@ -37,6 +37,7 @@ class CapabilityRow:
     min_bytes: int = 0  # ... that also move fewer bytes than this are left alone
     min_flops: int = 0
     shape_classes: frozenset[str] | None = None  # of a region's shapes; None: all of them
+    early: bool = False  # matched in the graph as Dynamo captured it, before autograd
     only_if_measured: bool = False  # taken only where this machine was measured and it came first
     why: str = ""  # the fact that the limits rest on
 

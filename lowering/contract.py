@@ -56,6 +56,7 @@ class Region:
     recipes: tuple[str, ...] = ()  # what was done to its weights, once
     packed_bytes: int = 0  # what the weights' other form costs, beside the originals
     backward: bool = False  # autograd calls it, outside of the graph's own calls: not counted
+    left: bool = False  # matched, and left as it stands to the provider: nothing counts its runs
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class Request:
     # Called when a part that is compiled later (a backward) fails; eager then computes that part.
     failed_later: Callable[[Exception], None] | None = None
     dump_folder: str | None = None  # where to write the lowered graphs, for debugging
+    # Called with each lowered graph in place of code generation, and whether it is a backward: for
+    # plans of an absent device.
+    only_plan: Callable[[fx.GraphModule, bool], None] | None = None
 
 
 @dataclass
@@ -96,10 +100,12 @@ class CompileFn(Protocol):
 class RegionMaker:
     """How a provider computes one kind of region: the node that stands for a match."""
 
-    # (graph, match, what was absorbed behind it) -> the node whose value replaces the region's
-    emit: Callable[[fx.Graph, Any, Epilogue], fx.Node]
+    # (graph, match, what was absorbed behind it) -> the node whose value replaces the region's.
+    # None: the region stays as it stands, which is how this provider gets it.
+    emit: Callable[[fx.Graph, Any, Epilogue], fx.Node] | None
     abilities: Abilities = NO_ABILITIES
     refuses: Callable[[Any], str] = lambda match: ""  # what a row cannot say; empty: takes it
+    describe: Callable[[Sequence[Any]], str] = lambda matches: ""  # for the report
     packed_element: int | None = None  # bytes when packed; None: as in the graph; 0: never packed
 
 
@@ -114,6 +120,7 @@ class Provider:
     compile: CompileFn | None = None
     requires: tuple[str, ...] = ()
     regions: Mapping[str, RegionMaker] = field(default_factory=dict)
+    early_regions: Mapping[str, RegionMaker] = field(default_factory=dict)  # before autograd
 
 
 @dataclass(frozen=True)

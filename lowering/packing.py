@@ -57,7 +57,12 @@ class _Source:
 
 
 def _sample(tensor: torch.Tensor) -> memoryview:
-    """A view of single words, evenly spread over the memory that the tensor covers."""
+    """A view of single words, evenly spread over the memory that the tensor covers.
+
+    Empty for memory of a GPU: reading it would wait for all that runs there.
+    """
+    if tensor.device.type != "cpu":
+        return memoryview(b"")
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     words = span * tensor.element_size() // 4 if tensor.numel() else 0
     memory = (ctypes.c_uint32 * words).from_address(tensor.data_ptr())

@@ -17,7 +17,18 @@ from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
 from lowering.graphs import place
 from lowering.ranking import takers
-from lowering.regions import attention, convolution, epilogue, linear, product, weights
+from lowering.regions import (
+    attention,
+    convolution,
+    embedding,
+    epilogue,
+    gated,
+    linear,
+    norm,
+    product,
+    rope,
+    weights,
+)
 
 # Convolutions first: an addend that both could absorb is larger there. Products last: they are
 # what is left when no weight that stays was found.
@@ -26,6 +37,10 @@ _REGIONS = {
     "linear": linear,
     "attention": attention,
     "product": product,
+    "rope": rope,
+    "norm": norm,
+    "gated": gated,
+    "embedding": embedding,
 }
 
 
@@ -42,12 +57,14 @@ def lower(
     made: dict[fx.Node, fx.Node] = {} if stands_for is None else stands_for
     taken: dict[tuple[str, str], Region] = {}
     for name, region in _REGIONS.items():
-        rows = [row for row in request.region_rows if row.region == name]
+        rows = [row for row in request.region_rows if row.region == name and not row.early]
         for match in region.find(graph, weights.Stays(stays)) if rows else ():
             chosen = _choose(match, rows, request)
-            if chosen is not None:
+            if chosen is not None and chosen[1].emit is None:
+                _count(match, chosen[0], taken).left = True
+            elif chosen is not None:
                 made.update(_replace(graph, match, *chosen, taken))
-    if taken:
+    if any(not region.left for region in taken.values()):
         graph.eliminate_dead_code()
     return list(taken.values())
 
@@ -58,7 +75,7 @@ def _choose(
     """The first provider that takes this match, the fastest of the machine's profile first."""
     work, situation = match.work(), _situation(request)
     for row in in_order(rows, work, request):
-        maker = providers.get(row.provider).regions[row.region]
+        maker = providers.maker(row)
         if not check(row, work, situation) and not maker.refuses(match):
             return row.provider, maker
     return None
@@ -83,6 +100,7 @@ def _replace(
     maker: RegionMaker,
     taken: dict[tuple[str, str], Region],
 ) -> dict[fx.Node, fx.Node]:
+    assert maker.emit is not None
     absorbed = epilogue.absorb(match.node, maker.abilities)
     last = absorbed.last
     with graph.inserting_before(last):
@@ -90,15 +108,20 @@ def _replace(
     new.meta = {key: value for key, value in last.meta.items() if key != "eager_input_vals"}
     last.replace_all_uses_with(new)
     _erase(graph, last)
-    region = taken.get((match.work().region, provider))
-    if region is None:
-        region = Region(match.work().region, provider, 0, place(match.node))
-        taken[region.name, provider] = region
-    region.count += 1
+    region = _count(match, provider, taken)
     region.packed_bytes += _packed_bytes(match, maker)
     region.recipes = tuple(sorted({*region.recipes, *_recipes(match, maker)}))
     region.detail = _with(region.detail, absorbed.steps)
     return {new: last}
+
+
+def _count(match: Any, provider: str, taken: dict[tuple[str, str], Region]) -> Region:
+    name = match.work().region
+    region = taken.get((name, provider))
+    if region is None:
+        region = taken[name, provider] = Region(name, provider, 0, place(match.node))
+    region.count += 1
+    return region
 
 
 def _erase(graph: fx.Graph, last: fx.Node) -> None:
@@ -188,6 +211,7 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     strides = outputs.strides(module.graph)
     stands_for: dict[fx.Node, fx.Node] = {}
     taken = lower(module.graph, request, static_inputs(module.graph), stands_for)
-    if any(region.name in ("convolution", "attention") for region in taken):
+    moved = [region for region in taken if not region.left]
+    if any(region.name in ("convolution", "attention") for region in moved):
         outputs.put_back(module, strides, stands_for)
     return taken

@@ -6,9 +6,13 @@ import functools
 import importlib
 
 from lowering import targets
-from lowering.contract import Provider
+from lowering.capability import CapabilityRow
+from lowering.contract import Provider, RegionMaker
 
-MODULES = ("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack", "opt_einsum")
+MODULES = (
+    *("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack", "opt_einsum"),
+    *("triton", "cudnn", "cusparselt"),
+)
 
 
 def ours() -> tuple[Provider, ...]:
@@ -30,3 +34,9 @@ def names() -> list[str]:
 
 def get(name: str) -> Provider:
     return known()[name]
+
+
+def maker(row: CapabilityRow) -> RegionMaker:
+    """How the row's provider computes the row's region."""
+    provider = get(row.provider)
+    return (provider.early_regions if row.early else provider.regions)[row.region]

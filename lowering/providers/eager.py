@@ -41,6 +41,8 @@ def _with_library_calls(request: Request) -> Compiled:
     def compile_forward(module: fx.GraphModule, inputs: Any) -> Any:
         taken.extend(region_pass.lower_inference(module, request))
         module.recompile()
+        if request.only_plan is not None:
+            request.only_plan(module, False)
         return make_boxed_func(module.forward)
 
     compile_graph = aot_autograd(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import before_autograd, region_pass, toolchain, vocabulary
-from lowering.contract import Compiled, Probe, Provider, Region, Request
+from lowering import before_autograd, providers, region_pass, toolchain, vocabulary
+from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import clone, dump
 
 
@@ -53,11 +53,11 @@ def compile(request: Request) -> Compiled:
     regions = list(ordered)
     more: dict[str, Any] = {}
     inner_compile: Any = compile_fx_inner
-    if request.region_rows:
+    if request.region_rows or request.only_plan is not None:
         users = config.get("post_grad_custom_pre_pass")
         config["post_grad_custom_pre_pass"] = _in_cache_keys(request, users)
         inner_compile = _with_regions(request, regions)
-    if request.region_rows and not request.training and vocabulary.keeps(request.graph):
+    if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
         more["decompositions"] = vocabulary.table()
     run: Any = compile_fx(
         request.graph,
@@ -67,6 +67,13 @@ def compile(request: Request) -> Compiled:
         **more,
     )
     return Compiled(run=before_autograd.counted(run, ordered), regions=regions)
+
+
+def _wants_whole_operators(request: Request) -> bool:
+    """Only kernels that absorb an activation or a BatchNorm need to see one."""
+    absorbing = {row for row in request.region_rows if row.region in ("linear", "convolution")}
+    makers = [providers.maker(row) for row in absorbing]
+    return not request.training and any(maker.emit is not None for maker in makers)
 
 
 def _with_regions(request: Request, taken: list[Region]) -> Any:
@@ -80,6 +87,8 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
             )
         else:
             taken.extend(region_pass.lower_inference(module, request))
+        if request.only_plan is not None:
+            return _never_run(module, request, bool(kwargs.get("is_backward")))
         kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash
         if vocabulary.holds_kept(module.graph):
             module = vocabulary.take_apart(module, example_inputs)
@@ -88,6 +97,15 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
         return compile_fx_inner(module, example_inputs, **kwargs)
 
     return inner_compile
+
+
+def _never_run(module: fx.GraphModule, request: Request, backward: bool) -> Any:
+    """For a plan of an absent device: the lowered graph is shown, and no code is generated."""
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    assert request.only_plan is not None
+    request.only_plan(module, backward)
+    return make_boxed_func(module.forward)
 
 
 def _in_cache_keys(request: Request, users: Any) -> Any:
@@ -151,10 +169,16 @@ def dump_pass(folder: str) -> Any:
     return DumpPass()
 
 
+# What Inductor computes well on GPUs, or hands to the vendor's library: matched, so that the plan
+# says so, and left as it stands.
+_LEFT = "linear product convolution norm rope gated embedding".split()
+
 PROVIDER = Provider(
     name="inductor",
     summary="torch's code generator: fused C++ on CPU, Triton on GPUs",
     probe=probe,
     compile=compile,
     requires=("a C++ compiler on CPU, Triton on GPUs",),
+    regions={region: RegionMaker(None) for region in _LEFT},
+    early_regions={region: RegionMaker(None) for region in ("attention", "cross_entropy")},
 )

@@ -1,4 +1,6 @@
-"""Fused attention: a C++ kernel of ours that never writes the matrix of scores.
+"""Fused attention: on CPUs a C++ kernel of ours that never writes the matrix of scores.
+
+On GPUs torch's own operator is that (flash and memory-efficient attention), and stays as it is.
 
 Torch's own operator does its products through the BLAS that torch was built with; this one does not
 leave registers and caches between the two products, reads grouped heads once, and splits the keys
@@ -18,6 +20,9 @@ from lowering.regions.widening import narrowed, widened
 
 
 def probe() -> Probe:
+    """On GPUs torch's own fused kernels, on CPUs ours."""
+    if torch.cuda.is_available():
+        return Probe.yes(torch.__version__)
     return library.probe()
 
 
@@ -43,8 +48,9 @@ def _refuses(match: Attention) -> str:
 
 PROVIDER = Provider(
     name="mha",
-    summary="Fused attention by a C++ kernel of ours, built at first use",
+    summary="Fused attention: on CPUs a C++ kernel of ours, on GPUs torch's own kernels",
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={"attention": RegionMaker(_emit, refuses=_refuses)},
+    early_regions={"attention": RegionMaker(None)},
 )

@@ -35,6 +35,7 @@ class Einsum:
     terms: tuple[Labels, ...]
     output: Labels
     sizes: Mapping[Hashable, int]
+    absorbed: tuple[fx.Node, ...] = ()
 
     @property
     def dtype(self) -> torch.dtype:

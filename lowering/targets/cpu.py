@@ -244,6 +244,7 @@ TARGET = Target(
             priority=60,
             dtypes=frozenset({"float32", "float64", "bfloat16", "complex64", "complex128"}),
             subclasses=False,
+            early=True,
             why="the order decides the FLOPs (4 or 82 thousand for ij,jk,kl->il with sizes 64, 8, "
             "64, 2) and nothing else but the order of sums; not float16, whose range another "
             "order may leave",

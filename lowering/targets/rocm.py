@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowering.capability import GRAPH, CapabilityRow
+from lowering.capability import CapabilityRow
 from lowering.contract import Probe, Target
 from lowering.levels import Level
 from lowering.targets.cuda import (
@@ -19,6 +19,7 @@ from lowering.targets.cuda import (
     torch_minor,
     unseen,
 )
+from lowering.targets.gpu import shared_rows
 
 
 def probe() -> Probe:
@@ -56,7 +57,7 @@ def rocm_index() -> str:
 
 TARGET = Target(
     name="rocm",
-    summary="AMD GPUs, through Inductor's Triton kernels and eager",
+    summary="AMD GPUs, through Inductor's Triton kernels, ours and eager",
     device_types=("cuda",),
     probe=probe,
     aliases=("amd", "hip"),
@@ -64,14 +65,14 @@ TARGET = Target(
     proven_on="not run on hardware by this version",
     inductor_config=inductor_config,
     rows=(
+        *shared_rows("rocm", tensor_cores="cdna"),
         CapabilityRow(
             "rocm",
             "inductor",
-            GRAPH,
+            "convolution",
             Level.O2,
-            priority=50,
-            why="Inductor fuses into Triton kernels, which saves launches and memory traffic",
+            priority=10,
+            why="convolutions are MIOpen's, whoever generates the rest",
         ),
-        CapabilityRow("rocm", "eager", GRAPH, Level.O0, why="takes everything that torch takes"),
     ),
 )

@@ -1,0 +1,32 @@
+"""Calls in a graph as Dynamo captured it: their names, and their arguments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def name_of(node: Any) -> str:
+    """The name of the function or method that a node calls; empty for other nodes."""
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
+        return ""
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def arguments(node: fx.Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Every argument by its name, given or not."""
+    given = dict(zip(names, node.args, strict=False))
+    return {**dict.fromkeys(names), **defaults, **given, **node.kwargs}
+
+
+def value_of(node: Any) -> Any:
+    """The fake tensor that a node of a Dynamo graph stands for, or None."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,156 @@
+"""The rope region: query and key turned by the same angles, x * cos + rotated(x) * sin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering.capability import Work
+from lowering.graphs import hint
+from lowering.regions.norm import square_of
+from lowering.regions.weights import Stays
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """An RMS norm over the head size that stands before the rotation."""
+
+    input: fx.Node  # as the rotation wants it: (batch, heads, tokens, size), or `order` away
+    weight: fx.Node
+    eps: float
+    order: tuple[int, ...]  # how the norm's result was permuted
+
+
+@dataclass(frozen=True)
+class Turned:
+    """One tensor that is turned; `node` is the sum."""
+
+    node: fx.Node
+    input: fx.Node
+    cos: fx.Node
+    sin: fx.Node
+
+    @property
+    def norm(self) -> HeadNorm | None:
+        return _norm_before(self.input)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Query and key of one layer; `node` is the later of the two sums."""
+
+    node: fx.Node
+    query: Turned
+    key: Turned
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.node.meta["val"].dtype
+
+    def work(self) -> Work:
+        values = [turned.node.meta["val"] for turned in (self.query, self.key)]
+        sizes = sum(math.prod(hint(size) for size in value.shape) for value in values)
+        normed = self.query.norm is not None and self.key.norm is not None
+        return Work(
+            region="rope",
+            dtypes=frozenset({str(self.dtype).removeprefix("torch.")}),
+            op_count=1,
+            flops=3 * sizes,
+            bytes_moved=2 * sizes * self.dtype.itemsize,
+            dynamic=any(not isinstance(size, int) for v in values for size in v.shape),
+            shape_class="with head norm" if normed else "plain",
+        )
+
+
+def find(graph: fx.Graph, stays: Stays) -> Iterator[Rope]:
+    """Pairs that share their angles and lie next to each other, the first one for the query."""
+    waiting: dict[tuple[fx.Node, fx.Node], Turned] = {}
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        turned = _turned(node)
+        if turned is None:
+            continue
+        angles = (turned.cos, turned.sin)
+        first = waiting.pop(angles, None)
+        if first is None:
+            waiting[angles] = turned
+        elif all(order[user] > order[node] for user in first.node.users):
+            yield Rope(node, first, turned)
+
+
+def _turned(node: fx.Node) -> Turned | None:
+    if node.target is not aten.add.Tensor or len(node.args) != 2:
+        return None
+    for straight, across in (node.args, node.args[::-1]):
+        for x, cos in _factors(straight):
+            for rotated, sin in _factors(across):
+                if _half_turned(rotated) is x and isinstance(cos, fx.Node):
+                    return Turned(node, x, cos, sin)
+    return None
+
+
+def _factors(node: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(node, fx.Node) or node.target is not aten.mul.Tensor:
+        return []
+    one, other = node.args
+    return [(one, other), (other, one)]
+
+
+def _half_turned(node: Any) -> Any:
+    """x, where this is cat([-second half of x, first half of x])."""
+    if not isinstance(node, fx.Node) or node.target is not aten.cat.default:
+        return None
+    parts: Any = node.args[0]
+    dim = node.args[1] if len(node.args) > 1 else 0
+    if len(parts) != 2 or dim not in (-1, node.meta["val"].dim() - 1):
+        return None
+    negated, first = parts
+    if negated.target is not aten.neg.default or first.target is not aten.slice.Tensor:
+        return None
+    second: Any = negated.args[0]
+    half = node.meta["val"].shape[-1] // 2
+    if second.target is not aten.slice.Tensor or second.args[0] is not first.args[0]:
+        return None
+    halves = (second.args[2], first.args[2], first.args[3])
+    return first.args[0] if halves == (half, 0, half) else None
+
+
+def _norm_before(node: fx.Node) -> HeadNorm | None:
+    """permute(weight * (x * rsqrt(mean(x * x) + eps))), with conversions in between."""
+    if node.target is aten.permute.default:
+        order, scaled = tuple(node.args[1]), node.args[0]  # type: ignore[arg-type]
+    else:
+        order, scaled = tuple(range(node.meta["val"].dim())), node
+    for weight, normed in _factors(scaled):
+        if not isinstance(weight, fx.Node) or weight.meta["val"].dim() != 1:
+            continue
+        for x, root in _factors(_unconverted(normed)):
+            eps = _eps_of(root, x)
+            if eps is not None:
+                return HeadNorm(_unconverted(x), weight, eps, order)
+    return None
+
+
+def _eps_of(root: Any, x: Any) -> float | None:
+    """The eps, where `root` is rsqrt(mean(x * x) + eps)."""
+    if not isinstance(root, fx.Node) or root.target is not aten.rsqrt.default:
+        return None
+    shifted: Any = root.args[0]
+    mean: Any = shifted.args[0]
+    if shifted.target is not aten.add.Tensor or mean.target is not aten.mean.dim:
+        return None
+    return float(shifted.args[1]) if square_of(mean.args[0]) is x else None
+
+
+def _unconverted(node: Any) -> Any:
+    is_cast = (
+        isinstance(node, fx.Node) and node.target is torch.ops.prims.convert_element_type.default
+    )
+    return node.args[0] if is_cast else node

@@ -1,0 +1,75 @@
+"""What CUDA and ROCm share: names for what an architecture can do, and capability rows.
+
+Figures in the rows are published ones where no run of ours is named: `docs/performance.md` says
+what has been measured here.
+"""
+
+from __future__ import annotations
+
+from lowering.capability import GRAPH, CapabilityRow
+from lowering.levels import Level
+
+HALF = frozenset({"float16", "bfloat16"})
+FLOATS = HALF | {"float32"}
+_FLOORS = (80, 89, 90, 100)  # architectures of NVIDIA from which on something more is there
+_CDNA = ("gfx90a", "gfx942", "gfx950")
+
+
+def features_of(architecture: str) -> frozenset[str]:
+    """What rows may ask for: the name itself, "sm89+" for it and all newer ones, "cdna", "fp8"."""
+    found = {architecture}
+    if architecture.startswith("sm"):
+        number = int(architecture[2:] or 0)
+        found |= {f"sm{floor}+" for floor in _FLOORS if number >= floor}
+        found |= {"fp8"} if number >= 89 else set()
+    elif architecture.startswith("gfx"):
+        found |= {"cdna"} if architecture in _CDNA else {"rdna"}
+        found |= {"fp8"} if architecture in _CDNA[1:] else set()
+    return frozenset(found)
+
+
+def shared_rows(target: str, tensor_cores: str) -> tuple[CapabilityRow, ...]:
+    """Rows that hold for both makers. `tensor_cores`: the feature that our products ask for."""
+
+    def row(
+        provider: str, region: str, level: Level, priority: int, **limits: object
+    ) -> CapabilityRow:
+        return CapabilityRow(target, provider, region, level, priority, **limits)  # type: ignore[arg-type]
+
+    return (
+        row("inductor", GRAPH, Level.O2, 50,
+            why="Inductor fuses into Triton kernels, which saves launches and memory traffic"),
+        row("triton", "attention", Level.O2, 80, dtypes=HALF, training=False, early=True,
+            shape_classes=frozenset({"decode"}), features=frozenset({tensor_cores}),
+            why="one step of decoding reads the cache once for all heads of a group, on all units "
+            "at once; torch's kernels divide the work by queries, of which there is one"),
+        row("mha", "attention", Level.O1, 40, early=True,
+            why="torch's own flash and memory-efficient kernels; ours does not beat them where "
+            "there are many queries (published: 395-487 of 595-648 TFLOP/s on Hopper)"),
+        row("triton", "linear_cross_entropy", Level.O2, 80, dtypes=FLOATS, early=True,
+            min_ops=2, min_bytes=1 << 30,
+            why="logits of a GiB or more are never held: a few thousand tokens at a time go "
+            "through cuBLAS and one kernel that gives the loss and its gradient"),
+        row("triton", "cross_entropy", Level.O2, 70, dtypes=FLOATS, early=True,
+            shape_classes=frozenset({"wide"}),
+            why="from 65536 classes on Inductor reads the logits twice for the loss (published: "
+            "1.9 against 3.0 TB/s on Hopper)"),
+        row("inductor", "cross_entropy", Level.O2, 10, early=True,
+            why="below 65536 classes Inductor's kernel keeps a row in registers as ours does"),
+        row("inductor", "rope", Level.O2, 10,
+            why="a rotation alone fuses with its neighbours in Inductor (published: 1.8x faster "
+            "than a kernel of its own in the backward)"),
+        row("inductor", "linear", Level.O2, 10,
+            why="large products stay with the vendor's library, which is 3-12% ahead of Triton"),
+        row("inductor", "product", Level.O2, 10,
+            why="products of two tensors that both change are the vendor's library's as well"),
+        row("inductor", "norm", Level.O2, 10,
+            why="Inductor's norm reads a row once and takes the residual with it; hand-written "
+            "kernels gain nothing there (published: 1907 against 1824 GB/s)"),
+        row("inductor", "gated", Level.O2, 10,
+            why="Inductor's kernel is at the memory's rate; a hand-written one equals it to the "
+            "microsecond (published)"),
+        row("inductor", "embedding", Level.O2, 10,
+            why="a gather at the memory's rate, which fuses with what follows it"),
+        row("eager", GRAPH, Level.O0, 0, why="takes everything that torch takes"),
+    )  # fmt: skip
