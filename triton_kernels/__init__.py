@@ -12,6 +12,7 @@ from typing import Any
 
 # public name -> the family that it belongs to
 _FAMILIES = {
+    "cross_entropy": ("cross_entropy",),
     "layer_norm": ("layer_norm", "add_layer_norm"),
     "swiglu": ("swiglu", "geglu", "swiglu_packed", "geglu_packed"),
     "rope": ("rope",),
