@@ -31,7 +31,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import triton_kernels, pytest
 assert triton_kernels.__file__.startswith(sys.argv[1])
-sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", sys.argv[2]]))
+cache = f"cache_dir={sys.argv[1]}/cache"  # the fixtures of all tests need one
+sys.exit(pytest.main(["-x", "-q", "-o", cache, "--no-header", sys.argv[2]]))
 """
 
 
