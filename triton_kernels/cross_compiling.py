@@ -9,7 +9,7 @@ import functools
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ _POINTERS = {
     torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
     torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e4m3fnuz: "*fp8e4b8", torch.float8_e5m2: "*fp8e5",
 }  # fmt: skip
+
+# (type, constant or None, is a multiple of 16), or one such for each of a tuple of arguments.
+_Argument = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -86,25 +89,46 @@ def _function(kernel: Any) -> Any:
     return kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn)
 
 
-def _specialised(launch: Launch) -> tuple[tuple[str, str, Any, bool], ...]:
-    """(name, type, constant or None, is a multiple of 16) for each argument, as Triton's own
-    launcher tells kernels apart."""
+def _specialised(launch: Launch) -> tuple[tuple[str, _Argument], ...]:
+    """Arguments by name, as Triton's own launcher tells kernels apart."""
     given = {**launch.arguments, **launch.config.tiles}
     constant = {p.name for p in _function(launch.kernel).params if p.is_constexpr}
-    found = []
-    for name, value in given.items():
-        if name in constant or value is None or (type(value) is int and value == 1):
-            found.append((name, "constexpr", value, False))
-        elif isinstance(value, torch.Tensor):
-            found.append((name, _POINTERS[value.dtype], None, _is_aligned(value)))
-        elif isinstance(value, bool):
-            found.append((name, "i1", None, False))
-        elif isinstance(value, int):
-            wide = not -(2**31) <= value < 2**31
-            found.append((name, "i64" if wide else "i32", None, value % 16 == 0))
-        else:
-            found.append((name, "fp32", None, False))
-    return tuple(found)
+    return tuple((name, _argument(value, name in constant)) for name, value in given.items())
+
+
+def _argument(value: Any, is_constant: bool = False) -> _Argument:
+    if is_constant or value is None or (type(value) is int and value == 1):
+        return "constexpr", value, False
+    if isinstance(value, tuple):
+        return tuple(_argument(one) for one in value)
+    if isinstance(value, torch.Tensor):
+        return _POINTERS[value.dtype], None, _is_aligned(value)
+    if isinstance(value, bool):
+        return "i1", None, False
+    if isinstance(value, int):
+        wide = not -(2**31) <= value < 2**31
+        return "i64" if wide else "i32", None, value % 16 == 0
+    return "fp32", None, False
+
+
+def _is_several(argument: _Argument) -> bool:
+    return all(isinstance(one, tuple) for one in argument)
+
+
+def _signature(argument: _Argument) -> Any:
+    """A type, or a tuple of them for a tuple of arguments."""
+    if _is_several(argument):
+        return tuple(_signature(one) for one in argument)
+    return argument[0]
+
+
+def _leaves(argument: _Argument, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """(where Triton finds it, argument) of each that is no tuple of others."""
+    if not _is_several(argument):
+        yield path, argument
+        return
+    for index, one in enumerate(argument):
+        yield from _leaves(one, (*path, index))
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
@@ -114,7 +138,7 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _compiled(
     function: Any,
-    arguments: tuple[tuple[str, str, Any, bool], ...],
+    arguments: tuple[tuple[str, _Argument], ...],
     options: tuple[tuple[str, int], ...],
     architecture_name: str,
 ) -> Binary:
@@ -126,11 +150,13 @@ def _compiled(
 
     architecture = named(architecture_name)
     order = {name: index for index, name in enumerate(function.arg_names)}
+    ordered = sorted(arguments, key=lambda argument: order[argument[0]])
+    leaves = [leaf for name, found in ordered for leaf in _leaves(found, (order[name],))]
     source = ASTSource(
         fn=function,
-        signature={name: kind for name, kind, _, _ in sorted(arguments, key=lambda a: order[a[0]])},
-        constexprs={(order[n],): value for n, kind, value, _ in arguments if kind == "constexpr"},
-        attrs={(order[n],): [["tt.divisibility", 16]] for n, *_, aligned in arguments if aligned},
+        signature={name: _signature(found) for name, found in ordered},
+        constexprs={path: value for path, (kind, value, _) in leaves if kind == "constexpr"},
+        attrs={path: [["tt.divisibility", 16]] for path, (*_, aligned) in leaves if aligned},
     )
     target = GPUTarget(architecture.backend, architecture.target, architecture.lanes)
     result = triton.compile(source, target=target, options=dict(options))

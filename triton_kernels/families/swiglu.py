@@ -58,10 +58,9 @@ def _gated_backward_kernel(
 @jit
 def _tile(n_rows, n_columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """(rows, columns, mask) of this program: tiles are counted along the columns first."""
-    tile = tl.program_id(0).to(tl.int64)
-    across = tl.cdiv(n_columns, BLOCK)
-    row = (tile // across * ROWS + tl.arange(0, ROWS))[:, None]
-    column = (tile % across * BLOCK + tl.arange(0, BLOCK))[None, :]
+    tile, across = tl.program_id(0), tl.cast(tl.cdiv(n_columns, BLOCK), tl.int32)
+    row = ((tile // across).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = ((tile % across).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     return row, column, (row < n_rows) & (column < n_columns)
 
 

@@ -18,8 +18,8 @@ BUGS = [
         "out = activated(gate, ACTIVATION) * up",
         "out = activated(gate, ACTIVATION).to(tl.float16).to(tl.float32) * up",
     ),
-    Bug("tiles beyond the first of a row are counted along the rows", "tile % across * BLOCK",
-        "tile // across * BLOCK"),
+    Bug("tiles beyond the first of a row are counted along the rows", "(tile % across).to(tl.int64) * BLOCK",
+        "(tile // across).to(tl.int64) * BLOCK"),
     Bug(
         "the gradient of the gate leaves the other tensor out",
         "grad_gate = grad * up * activation_slope(gate, ACTIVATION)",
