@@ -83,6 +83,8 @@ class PlannedGraph:
     regions: list[Region] = field(default_factory=list)
     kernels: list[PlannedKernel] = field(default_factory=list)
     error: str = ""
+    # The lowered graph on this machine: operators of ours compute their meaning in plain torch.
+    run: Callable[..., Any] | None = field(default=None, repr=False)
 
     @property
     def least_seconds(self) -> float:
@@ -257,7 +259,7 @@ def _planned(
     try:
         with architectures.assume(architecture), _backward_at_once():
             compiled = compile_graph(request)
-            found.regions = compiled.regions
+            found.regions, found.run = compiled.regions, compiled.run
             found.kernels = _kernels([module for module, _ in lowered], architecture)
     except dynamo.control_flow_errors():
         raise

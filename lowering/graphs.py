@@ -97,3 +97,21 @@ def only_first_output(node: fx.Node) -> fx.Node | None:
     if len(used) != 1 or used[0].target is not operator.getitem or used[0].args[1] != 0:
         return None
     return used[0]
+
+
+def erase_dead(graph: fx.Graph, last: fx.Node) -> None:
+    """What has become dead behind a region must not count as a user of the next one's nodes."""
+    dead = [last]
+    while dead:
+        node = dead.pop()
+        if not node.users and node.op == "call_function" and node.graph is graph:
+            inputs = [other for other in node.all_input_nodes if other not in dead]
+            graph.erase_node(node)
+            dead += inputs
+
+
+def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    """A new node of an ATen graph that knows its value, as traced ones do."""
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]))
+    return node

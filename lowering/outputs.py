@@ -24,7 +24,7 @@ aten = torch.ops.aten
 Strides = Mapping[fx.Node, Sequence[Any]]
 # Operators of torch that read memory as it lies.
 _READ_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default)
-_NAMESPACES = ("aten", "prims", "kernel_dispatch", "_operator")
+_NAMESPACES = ("aten", "prims", "kernel_dispatch", "triton_kernels", "_operator")
 
 
 def strides(graph: fx.Graph) -> dict[fx.Node, Sequence[Any]]:

@@ -15,7 +15,7 @@ from torch import fx
 from lowering import outputs, providers
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
-from lowering.graphs import place
+from lowering.graphs import erase_dead, place
 from lowering.ranking import takers
 from lowering.regions import (
     attention,
@@ -56,12 +56,14 @@ def lower(
     """
     made: dict[fx.Node, fx.Node] = {} if stands_for is None else stands_for
     taken: dict[tuple[str, str], Region] = {}
+    left: set[fx.Node] = set()
     for name, region in _REGIONS.items():
         rows = [row for row in request.region_rows if row.region == name and not row.early]
         for match in region.find(graph, weights.Stays(stays)) if rows else ():
-            chosen = _choose(match, rows, request)
+            chosen = None if match.node in left else _choose(match, rows, request)
             if chosen is not None and chosen[1].emit is None:
                 _count(match, chosen[0], taken).left = True
+                left |= {match.node, *match.node.all_input_nodes[:1]}  # a product behind a view
             elif chosen is not None:
                 made.update(_replace(graph, match, *chosen, taken))
     if any(not region.left for region in taken.values()):
@@ -107,7 +109,7 @@ def _replace(
         new = maker.emit(graph, match, absorbed)
     new.meta = {key: value for key, value in last.meta.items() if key != "eager_input_vals"}
     last.replace_all_uses_with(new)
-    _erase(graph, last)
+    erase_dead(graph, last)
     region = _count(match, provider, taken)
     region.packed_bytes += _packed_bytes(match, maker)
     region.recipes = tuple(sorted({*region.recipes, *_recipes(match, maker)}))
@@ -122,17 +124,6 @@ def _count(match: Any, provider: str, taken: dict[tuple[str, str], Region]) -> R
         region = taken[name, provider] = Region(name, provider, 0, place(match.node))
     region.count += 1
     return region
-
-
-def _erase(graph: fx.Graph, last: fx.Node) -> None:
-    """What has become dead behind a region must not count as a user of the next one's nodes."""
-    dead = [last]
-    while dead:
-        node = dead.pop()
-        if not node.users and node.op == "call_function":
-            inputs = list(node.all_input_nodes)
-            graph.erase_node(node)
-            dead += inputs
 
 
 def _packed_bytes(match: Any, maker: RegionMaker) -> int:
@@ -212,6 +203,6 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     stands_for: dict[fx.Node, fx.Node] = {}
     taken = lower(module.graph, request, static_inputs(module.graph), stands_for)
     moved = [region for region in taken if not region.left]
-    if any(region.name in ("convolution", "attention") for region in moved):
+    if any(region.name in ("convolution", "attention", "rope") for region in moved):
         outputs.put_back(module, strides, stands_for)
     return taken

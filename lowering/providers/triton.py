@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from lowering.contract import Probe, Provider, RegionMaker
+from lowering.graphs import call, erase_dead
 from lowering.regions.attention_call import AttentionCall
 from lowering.regions.calls import value_of
 from lowering.regions.cross_entropy import CrossEntropy, LinearCrossEntropy
 from lowering.regions.epilogue import Epilogue
+from lowering.regions.rope import Rope
 from triton_kernels import availability
+
+aten = torch.ops.aten
 
 
 def probe() -> Probe:
@@ -19,6 +26,12 @@ def probe() -> Probe:
     if not found.usable:
         return Probe.no(found.reason, "pip install triton" if not found.importable else "")
     return Probe.yes(found.version)
+
+
+def triton_operator(family: str, name: str) -> Any:
+    """`torch.ops.triton_kernels.<name>`; operators exist once their family was imported."""
+    importlib.import_module(f"triton_kernels.families.{family}")
+    return getattr(torch.ops.triton_kernels, name).default
 
 
 def _emit_decode(graph: fx.Graph, match: AttentionCall, epilogue: Epilogue) -> fx.Node:
@@ -56,6 +69,47 @@ def _emit_linear_cross_entropy(
     return graph.call_function(linear_cross_entropy, inputs, more)
 
 
+def _emit_rope(graph: fx.Graph, match: Rope, epilogue: Epilogue) -> fx.Node:
+    """Query and key in one launch; the key is the later one, whose place the result takes."""
+    forward = triton_operator("rope", "rope_forward")
+    query, key = match.query.norm, match.key.norm
+    assert query is not None and key is not None, "refused"
+    size = match.node.meta["val"].shape[-1]
+    angles = [_first_half(graph, angle, size) for angle in (match.query.cos, match.query.sin)]
+    straight = [call(graph, aten.permute.default, n.input, list(n.order)) for n in (query, key)]
+    both = call(
+        graph,
+        forward,
+        *straight,
+        *angles,
+        query.weight,
+        key.weight,
+        query.eps,
+        size,
+        False,  # pairs are half a head apart
+        False,  # not turned back
+    )
+    first = call(graph, operator.getitem, both, 0)
+    match.query.node.replace_all_uses_with(first)
+    erase_dead(graph, match.query.node)
+    return call(graph, operator.getitem, both, 1)
+
+
+def _first_half(graph: fx.Graph, angle: fx.Node, size: int) -> fx.Node:
+    """(batch, tokens, size / 2) of angles that stand as (batch, 1, tokens, size)."""
+    of_tokens = call(graph, aten.squeeze.dim, angle, 1)
+    return call(graph, aten.slice.Tensor, of_tokens, 2, 0, size // 2)
+
+
+def _refuses_rope(match: Rope) -> str:
+    angles = match.query.cos.meta["val"]
+    if angles.dim() != 4 or angles.shape[1] != 1:
+        return "the angles are not the same for all heads"
+    if not isinstance(match.node.meta["val"].shape[-1], int):
+        return "the size of a head changes"
+    return ""
+
+
 def _of_loss(match: CrossEntropy) -> dict[str, Any]:
     return {
         "ignore_index": match.ignore_index,
@@ -73,7 +127,7 @@ PROVIDER = Provider(
     summary="Triton kernels of ours: steps of decoding, losses over large vocabularies, rotations",
     probe=probe,
     requires=("Triton, and a GPU that it knows",),
-    regions={},
+    regions={"rope": RegionMaker(_emit_rope, refuses=_refuses_rope)},
     early_regions={
         "attention": RegionMaker(_emit_decode, refuses=_refuses_decode),
         "cross_entropy": RegionMaker(_emit_cross_entropy),

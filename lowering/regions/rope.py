@@ -57,7 +57,6 @@ class Rope:
     def work(self) -> Work:
         values = [turned.node.meta["val"] for turned in (self.query, self.key)]
         sizes = sum(math.prod(hint(size) for size in value.shape) for value in values)
-        normed = self.query.norm is not None and self.key.norm is not None
         return Work(
             region="rope",
             dtypes=frozenset({str(self.dtype).removeprefix("torch.")}),
@@ -65,8 +64,14 @@ class Rope:
             flops=3 * sizes,
             bytes_moved=2 * sizes * self.dtype.itemsize,
             dynamic=any(not isinstance(size, int) for v in values for size in v.shape),
-            shape_class="with head norm" if normed else "plain",
+            shape_class="with head norm" if self._has_head_norms() else "plain",
         )
+
+    def _has_head_norms(self) -> bool:
+        """Both normed alike before, and angles whose two halves are one."""
+        query, key = self.query.norm, self.key.norm
+        alike = query is not None and key is not None and query.eps == key.eps
+        return alike and _repeats(self.query.cos) and _repeats(self.query.sin)
 
 
 def find(graph: fx.Graph, stays: Stays) -> Iterator[Rope]:
@@ -120,6 +125,38 @@ def _half_turned(node: Any) -> Any:
         return None
     halves = (second.args[2], first.args[2], first.args[3])
     return first.args[0] if halves == (half, 0, half) else None
+
+
+def _repeats(angles: Any) -> bool:
+    """Is the second half of the last dimension the first one again, by the way it was made?"""
+    same_for_each = (
+        aten.unsqueeze.default,
+        aten.cos.default,
+        aten.sin.default,
+        aten.mul.Tensor,
+        torch.ops.prims.convert_element_type.default,
+    )
+    while isinstance(angles, fx.Node) and angles.target in same_for_each:
+        if angles.target is aten.mul.Tensor and isinstance(angles.args[1], fx.Node):
+            return False
+        angles = angles.args[0]
+    if not isinstance(angles, fx.Node):
+        return False
+    if angles.target is aten.cat.default:
+        parts: Any = angles.args[0]
+        return len(parts) == 2 and parts[0] is parts[1]
+    return angles.target in (aten.view.default, aten.reshape.default) and _is_expanded(angles)
+
+
+def _is_expanded(view: fx.Node) -> bool:
+    """How Inductor writes the cat of a tensor with itself: a dimension of two before the last."""
+    copy: Any = view.args[0]
+    expanded = copy.args[0] if copy.target is aten.clone.default else copy
+    if expanded.target is not aten.expand.default:
+        return False
+    before, after = expanded.args[0].meta["val"].shape, expanded.meta["val"].shape
+    twice = len(after) > 1 and (before[-2], after[-2]) == (1, 2)
+    return twice and view.meta["val"].shape[-1] == 2 * after[-1]
 
 
 def _norm_before(node: fx.Node) -> HeadNorm | None:

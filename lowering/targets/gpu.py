@@ -56,6 +56,10 @@ def shared_rows(target: str, tensor_cores: str) -> tuple[CapabilityRow, ...]:
             "1.9 against 3.0 TB/s on Hopper)"),
         row("inductor", "cross_entropy", Level.O2, 10, early=True,
             why="below 65536 classes Inductor's kernel keeps a row in registers as ours does"),
+        row("triton", "rope", Level.O2, 70, dtypes=FLOATS, training=False,
+            shape_classes=frozenset({"with head norm"}),
+            why="norm of the heads and rotation of query and key in one kernel, which Inductor "
+            "does not fuse (published: up to 7.2x at decoding sizes on Hopper)"),
         row("inductor", "rope", Level.O2, 10,
             why="a rotation alone fuses with its neighbours in Inductor (published: 1.8x faster "
             "than a kernel of its own in the backward)"),
