@@ -236,7 +236,7 @@ _WORTH_MEASURING_FLOPS = 100_000_000
 def _ranking(record: GraphReport) -> ranking.Orders:
     """Who is fast here: measured once, where graphs are worth it; else as expected of the CPU."""
     rows, settings = record.plan.region_rows, record.settings
-    if not rows or record.facts.training:
+    if not rows or record.facts.training or record.target != "cpu":
         return {}
     worth = settings.level >= Level.O2 and record.facts.work().flops >= _WORTH_MEASURING_FLOPS
     rates = calibration.current(settings, auto=worth) or prior(machine.cpu())

@@ -99,6 +99,13 @@ class GraphReport:
         with self._lock:
             self._region_runs[region, provider] += times
 
+    @property
+    def tolerance(self) -> float:
+        return self.settings.tolerance
+
+    def region_demoted(self, region: str, provider: str, reason: Reason) -> None:
+        fell_back(self, "run", provider, "torch", reason)
+
     def region_runs(self, region: str, provider: str) -> int:
         return self._region_runs[region, provider]
 
@@ -157,8 +164,11 @@ class GraphReport:
             "region": region.name,
             "provider": region.provider,
             "count": region.count,
-            "runs": None if region.backward else self.region_runs(region.name, region.provider),
+            "runs": None
+            if region.backward or region.left
+            else self.region_runs(region.name, region.provider),
             "backward": region.backward,
+            "left": region.left,
             "place": region.place,
             "detail": region.detail,
             "recipes": list(region.recipes),

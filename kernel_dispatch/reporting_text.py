@@ -77,7 +77,11 @@ def _facts(graph: GraphReport) -> str:
 
 
 def _region_line(region: dict[str, Any]) -> str:
-    ran = "in the backward" if region.get("backward") else f"ran {region['runs']} times"
+    ran = f"ran {region['runs']} times"
+    if region.get("left"):
+        ran = "left as it is"
+    if region.get("backward"):
+        ran = "in the backward"
     line = f"  region {region['region']} x{region['count']}: {region['provider']}, {ran}"
     if region.get("detail"):
         line += f" {region['detail']}"

@@ -130,6 +130,7 @@ def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Mach
         level=settings.level,
         features=frozenset(found.details.get("features", ())),
         disabled=settings.disable,
+        tolerance=settings.tolerance,
         absent={name: why for name in wanted if (why := machine.absent(name))},
     )
     answers = [(row, check(row, facts.work(), situation)) for row in rows if row.region == GRAPH]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import os
 import sys
 import tempfile
@@ -105,6 +106,18 @@ def _parse_threads(value: Any, source: str) -> int | None:
 
 
 _MOST_THREADS = 4096
+
+
+def _parse_tolerance(value: Any, source: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise SettingError(
+            f"tolerance={value!r} (from {source}): give a relative error from 0 to 1, such as 0.01."
+        )
+    return number
 
 
 def _parse_cache_dir(value: Any, source: str) -> str | None:
@@ -206,6 +219,15 @@ OPTIONS: tuple[Option, ...] = (
         "CPU threads while a graph compiles and runs; restored after each call.",
     ),
     Option(
+        "tolerance",
+        "UNIFIED_TOLERANCE",
+        1e-2,
+        _parse_tolerance,
+        "a number from 0 to 1",
+        "At O3: how far off (relative L2 error) a layer in fewer bits may be; each is checked on "
+        "its first inputs. 0 forbids fewer bits.",
+    ),
+    Option(
         "cache_dir",
         "UNIFIED_CACHE_DIR",
         None,
@@ -253,6 +275,7 @@ class Settings:
     strict: bool = False
     disable: frozenset[str] = frozenset()
     threads: int | None = None
+    tolerance: float = 1e-2
     cache_dir: str | None = None
     calibration: str = "auto"
     inductor: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold lists
@@ -281,6 +304,7 @@ class Settings:
             "strict": self.strict,
             "disable": sorted(self.disable),
             "threads": self.threads,
+            "tolerance": self.tolerance,
             "cache_dir": str(self.cache_folder),
             "calibration": self.calibration,
             "inductor": {key: repr(value) for key, value in self.inductor},

@@ -51,7 +51,7 @@ def lower(request: Request) -> tuple[Request, list[Region]]:
     matches: dict[tuple[str, str], list[Match]] = {}
     for match, row, maker in list(_choices(request, early)):
         key = (row.region, row.provider)
-        region = taken.setdefault(key, Region(*key, 0, place(match.node), left=maker.emit is None))
+        region = taken.setdefault(key, _region(row, match, maker))
         region.count += 1
         matches.setdefault(key, []).append(match)
         if maker.emit is not None:
@@ -77,6 +77,11 @@ def _choices(
                 yield match, row, providers.maker(row)
 
 
+def _region(row: CapabilityRow, match: Match, maker: RegionMaker) -> Region:
+    left, at = maker.emit is None, place(match.node)
+    return Region(row.region, row.provider, 0, at, left=left, silent=maker.silent)
+
+
 def _found(find: Any, graph: fx.Graph) -> Iterable[Match]:
     return find(graph)
 
@@ -99,8 +104,8 @@ def _replace(graph: fx.Graph, match: Match, maker: RegionMaker) -> None:
 
 
 def counted(run: Graph, regions: Sequence[Region]) -> Graph:
-    """No operator of ours is left to say that these ran: they do whenever the graph does."""
-    counting = [region for region in regions if not region.left]
+    """No operator tells that silent regions ran: they do whenever the graph does."""
+    counting = [region for region in regions if region.silent and not region.backward]
     if not counting:
         return run
 

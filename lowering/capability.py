@@ -6,6 +6,7 @@ the row take this work (`check`), and does the user want it (`Situation.disabled
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ class CapabilityRow:
     min_flops: int = 0
     shape_classes: frozenset[str] | None = None  # of a region's shapes; None: all of them
     early: bool = False  # matched in the graph as Dynamo captured it, before autograd
+    error: float = 0.0  # the relative error that fewer bits bring, to be within the tolerance
     only_if_measured: bool = False  # taken only where this machine was measured and it came first
     why: str = ""  # the fact that the limits rest on
 
@@ -67,6 +69,7 @@ class Situation:
     features: frozenset[str] = frozenset()
     disabled: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)  # provider -> why it is not there
+    tolerance: float = math.inf
 
 
 def check(row: CapabilityRow, work: Work, situation: Situation) -> tuple[Reason, ...]:
@@ -79,6 +82,9 @@ def check(row: CapabilityRow, work: Work, situation: Situation) -> tuple[Reason,
         no("provider-disabled", f"{row.provider} is disabled by the user")
     if row.provider in situation.absent:
         no("provider-absent", f"{row.provider}: {situation.absent[row.provider]}")
+    if row.error > situation.tolerance:
+        text = f"{row.provider} is off by some {row.error:g} here, the tolerance is "
+        no("over-tolerance", f"{text}{situation.tolerance:g}")
     if missing := row.features - situation.features:
         no("arch-unsupported", f"needs {_listed(missing)}")
     _check_values(row, work, no)

@@ -57,6 +57,7 @@ class Region:
     packed_bytes: int = 0  # what the weights' other form costs, beside the originals
     backward: bool = False  # autograd calls it, outside of the graph's own calls: not counted
     left: bool = False  # matched, and left as it stands to the provider: nothing counts its runs
+    silent: bool = False  # no operator tells that it ran: it does whenever the graph does
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class RegionMaker:
     abilities: Abilities = NO_ABILITIES
     refuses: Callable[[Any], str] = lambda match: ""  # what a row cannot say; empty: takes it
     describe: Callable[[Sequence[Any]], str] = lambda matches: ""  # for the report
+    silent: bool = False  # its operators do not tell that they ran
     packed_element: int | None = None  # bytes when packed; None: as in the graph; 0: never packed
 
 

@@ -7,10 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lowering.native import library
+from lowering.reasons import Reason
 
 
 class Listener(Protocol):
+    @property
+    def tolerance(self) -> float: ...
+
     def region_ran(self, region: str, provider: str, times: int = 1) -> None: ...
+
+    def region_demoted(self, region: str, provider: str, reason: Reason) -> None: ...
 
 
 class _Current(threading.local):
@@ -23,6 +29,20 @@ _current = _Current()
 def region_ran(region: str, provider: str, times: int = 1) -> None:
     if (listener := _current.listener) is not None:
         listener.region_ran(region, provider, times)
+
+
+def region_demoted(region: str, provider: str, reason: Reason) -> None:
+    """It was tried and was not good enough: plain torch computes it from now on."""
+    if (listener := _current.listener) is not None:
+        listener.region_demoted(region, provider, reason)
+
+
+def tolerance() -> float:
+    """How far off a layer in fewer bits may be, as the user of the graph that runs wants it."""
+    return _NOT_TOLD if _current.listener is None else _current.listener.tolerance
+
+
+_NOT_TOLD = 1e-2
 
 
 def listened(listener: Listener, run: Callable[..., Any], args: Sequence[Any]) -> Any:

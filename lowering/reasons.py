@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "arch-unsupported": "The row needs an instruction set or architecture that is not here.",
     "shape-unsupported": "The row does not take regions of this shape; another row is faster.",
     "too-small": "The graph is so small that a compiled call costs more than it saves.",
+    "over-tolerance": "In fewer bits it would be, or was, further off than `tolerance` allows.",
     "lower-priority": "Another provider that also takes it comes first.",
     "compile-failed": "The lowering raised while compiling; the next provider took over.",
     "run-failed": "The compiled graph raised when it ran; eager took over for this graph.",

@@ -111,6 +111,7 @@ def _replace(
     last.replace_all_uses_with(new)
     erase_dead(graph, last)
     region = _count(match, provider, taken)
+    region.silent = maker.silent
     region.packed_bytes += _packed_bytes(match, maker)
     region.recipes = tuple(sorted({*region.recipes, *_recipes(match, maker)}))
     region.detail = _with(region.detail, absorbed.steps)

@@ -45,5 +45,5 @@ PROVIDER = Provider(
     probe=probe,
     requires=("a CUDA build of torch",),
     regions={"convolution": RegionMaker(None)},
-    early_regions={"attention": RegionMaker(_emit_attention)},
+    early_regions={"attention": RegionMaker(_emit_attention, silent=True)},
 )

@@ -24,8 +24,8 @@ def compile(request: Request) -> Compiled:
         compiled = _with_library_calls(request)
     else:
         compiled = Compiled(run=request.graph.forward, plain=not ordered)
-    compiled.run = before_autograd.counted(compiled.run, ordered)
     compiled.regions[:0] = ordered
+    compiled.run = before_autograd.counted(compiled.run, compiled.regions)
     return compiled
 
 

@@ -66,7 +66,7 @@ def compile(request: Request) -> Compiled:
         config_patches=config or None,
         **more,
     )
-    return Compiled(run=before_autograd.counted(run, ordered), regions=regions)
+    return Compiled(run=before_autograd.counted(run, regions), regions=regions)
 
 
 def _wants_whole_operators(request: Request) -> bool:

@@ -81,5 +81,5 @@ PROVIDER = Provider(
     summary="the package opt_einsum: the order of products in an einsum of three or more tensors",
     probe=probe,
     requires=("pip install opt_einsum",),
-    early_regions={"einsum": RegionMaker(_emit, refuses=_refuses, describe=_saved)},
+    early_regions={"einsum": RegionMaker(_emit, refuses=_refuses, describe=_saved, silent=True)},
 )

@@ -11,10 +11,12 @@ from torch import fx
 
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.graphs import call, erase_dead
+from lowering.profile import gemm_shape
 from lowering.regions.attention_call import AttentionCall
 from lowering.regions.calls import value_of
 from lowering.regions.cross_entropy import CrossEntropy, LinearCrossEntropy
 from lowering.regions.epilogue import Epilogue
+from lowering.regions.linear import Linear
 from lowering.regions.rope import Rope
 from triton_kernels import availability
 
@@ -95,6 +97,22 @@ def _emit_rope(graph: fx.Graph, match: Rope, epilogue: Epilogue) -> fx.Node:
     return call(graph, operator.getitem, both, 1)
 
 
+def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
+    """In int8 weights for few rows, in 8-bit floats for many: O3, within the tolerance."""
+    from lowering import reduced_linear  # noqa: F401  (defines the operator)
+
+    kind = "fp8" if gemm_shape(match.rows) == "large" else "int8"
+    target = torch.ops.kernel_dispatch.reduced_linear.default
+    return graph.call_function(target, (match.input, match.weight, match.bias, kind))
+
+
+def _refuses_linear(match: Linear) -> str:
+    if match.casts_weight:
+        return "the weight is rounded by the graph (autocast)"
+    sides = match.weight.meta["val"].shape
+    return "a side of the weight is no multiple of 16" if any(n % 16 for n in sides) else ""
+
+
 def _first_half(graph: fx.Graph, angle: fx.Node, size: int) -> fx.Node:
     """(batch, tokens, size / 2) of angles that stand as (batch, 1, tokens, size)."""
     of_tokens = call(graph, aten.squeeze.dim, angle, 1)
@@ -127,12 +145,15 @@ PROVIDER = Provider(
     summary="Triton kernels of ours: steps of decoding, losses over large vocabularies, rotations",
     probe=probe,
     requires=("Triton, and a GPU that it knows",),
-    regions={"rope": RegionMaker(_emit_rope, refuses=_refuses_rope)},
+    regions={
+        "rope": RegionMaker(_emit_rope, refuses=_refuses_rope, silent=True),
+        "linear": RegionMaker(_emit_linear, refuses=_refuses_linear, packed_element=1),
+    },
     early_regions={
-        "attention": RegionMaker(_emit_decode, refuses=_refuses_decode),
-        "cross_entropy": RegionMaker(_emit_cross_entropy),
+        "attention": RegionMaker(_emit_decode, refuses=_refuses_decode, silent=True),
+        "cross_entropy": RegionMaker(_emit_cross_entropy, silent=True),
         "linear_cross_entropy": RegionMaker(
-            _emit_linear_cross_entropy, refuses=_refuses_linear_cross_entropy
+            _emit_linear_cross_entropy, refuses=_refuses_linear_cross_entropy, silent=True
         ),
     },
 )

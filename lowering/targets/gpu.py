@@ -63,6 +63,14 @@ def shared_rows(target: str, tensor_cores: str) -> tuple[CapabilityRow, ...]:
         row("inductor", "rope", Level.O2, 10,
             why="a rotation alone fuses with its neighbours in Inductor (published: 1.8x faster "
             "than a kernel of its own in the backward)"),
+        row("triton", "linear", Level.O3, 60, dtypes=HALF, training=False, error=0.01,
+            shape_classes=frozenset({"vector", "small"}), min_flops=1 << 22,
+            why="few rows are bound by reading the weight, and in int8 it is half as long; each "
+            "layer is checked on its first inputs"),
+        row("triton", "linear", Level.O3, 55, dtypes=HALF, training=False, error=0.04,
+            shape_classes=frozenset({"large"}), features=frozenset({"fp8"}), min_flops=1 << 30,
+            why="8-bit floats are multiplied at twice the rate; three digits are off by some 4%, "
+            "so tolerance=0.05 or so has to allow it"),
         row("inductor", "linear", Level.O2, 10,
             why="large products stay with the vendor's library, which is 3-12% ahead of Triton"),
         row("inductor", "product", Level.O2, 10,

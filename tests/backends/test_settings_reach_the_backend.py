@@ -89,6 +89,7 @@ def test_each_option_is_resolved_on_its_own() -> None:
         "threads": "options=",
         "disable": "UNIFIED_DISABLE",
         "device": "default",
+        "tolerance": "default",
         "cache_dir": "default",
         "calibration": "default",
         "inductor": "default",
