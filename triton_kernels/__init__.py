@@ -13,12 +13,16 @@ from typing import Any
 # public name -> the family that it belongs to
 _FAMILIES = {
     "cross_entropy": ("cross_entropy",),
+    "linear_cross_entropy": ("linear_cross_entropy",),
     "layer_norm": ("layer_norm", "add_layer_norm"),
     "swiglu": ("swiglu", "geglu", "swiglu_packed", "geglu_packed"),
     "rope": ("rope",),
+    "embedding": ("embedding",),
     "attention": ("attention",),
     "rms_norm": ("rms_norm", "add_rms_norm", "rms_norm_quantised"),
     "matmul": ("matmul",),
+    "scaled_matmul": ("scaled_matmul", "quantise_rows"),
+    "weight_only_matmul": ("int8_weight_matmul", "quantise_weight"),
 }
 _HOMES = {name: family for family, names in _FAMILIES.items() for name in names}
 __all__ = sorted(_HOMES)
