@@ -1,0 +1,25 @@
+"""Linear cross entropy: how many tokens have logits at the same time."""
+
+from __future__ import annotations
+
+from triton_kernels.architectures import Architecture
+from triton_kernels.configurations import Config
+
+# The logits of one chunk take about this many bytes,
+CHUNK_BYTES = 512 << 20
+# but it has at least this many tokens: with fewer, the matrix products wait for memory.
+FEWEST_TOKENS = 1024
+# Tokens of a chunk are a multiple of this, as the tiles of matrix products are.
+_TILE = 128
+
+
+def chunk(tokens: int, classes: int, bytes_of_a_logit: int) -> int:
+    """Tokens for each chunk: all chunks alike, so that the last one is no remnant."""
+    most = max(FEWEST_TOKENS, CHUNK_BYTES // max(1, classes * bytes_of_a_logit))
+    chunks = max(1, -(-tokens // (most // _TILE * _TILE)))
+    return max(1, -(-tokens // (chunks * _TILE)) * _TILE)
+
+
+def scaled(architecture: Architecture) -> tuple[Config, ...]:
+    """16 numbers for each lane."""
+    return (Config({"BLOCK": 4096}, warps=256 // architecture.lanes),)
