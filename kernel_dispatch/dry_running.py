@@ -212,7 +212,7 @@ def dry_run(
     run = DryRun(architecture.device, str(settings.level), [])
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        run.graphs.append(_planned(gm, example_inputs, settings, architecture))
+        run.graphs.append(planned(gm, example_inputs, settings, architecture))
         return gm.forward
 
     torch.compile(given_to_torch(fn), backend=backend)(*args, **(kwargs or {}))
@@ -239,12 +239,13 @@ def is_architecture(device: str) -> bool:
     return bool(name) and not name.isdigit()
 
 
-def _planned(
+def planned(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     settings: Settings,
     architecture: Architecture,
 ) -> PlannedGraph:
+    """One graph of Dynamo's, planned and lowered."""
     target = _TARGETS[architecture.backend]
     facts = _on(collect(gm, example_inputs), torch_device="cuda")
     chosen = plan(facts, replace(settings, device=None), _machine(target, architecture))
@@ -292,14 +293,45 @@ def _request(
     facts: GraphFacts,
     chosen: Plan,
 ) -> Request:
+    graph = clone(gm)
     return Request(
-        graph=clone(gm),
-        example_inputs=example_inputs,
+        graph=graph,
+        example_inputs=_off_meta(graph, example_inputs),
         level=settings.level,
         training=facts.training,
         region_rows=chosen.region_rows,
         mode=settings.mode,
     )
+
+
+def _off_meta(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Fake CPU tensors for those of the device "meta", which torch's passes do not expect."""
+
+    def moved(value: Any) -> Any:
+        is_meta = isinstance(value, torch.device) and value.type == "meta"
+        return torch.device("cpu") if is_meta else value
+
+    for node in gm.graph.nodes:
+        node.args = fx.node.map_aggregate(node.args, moved)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, moved)
+    gm.recompile()
+    mode = torch._guards.detect_fake_mode(list(example_inputs)) or _fake_mode_of(gm)
+    return [_on_cpu(value, mode) for value in example_inputs]
+
+
+def _fake_mode_of(gm: fx.GraphModule) -> Any:
+    values = [node.meta.get("example_value") for node in gm.graph.nodes]
+    return torch._guards.detect_fake_mode(values)
+
+
+def _on_cpu(value: Any, mode: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.device.type != "meta" or mode is None:
+        return value
+    with mode:
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, requires_grad=value.requires_grad)
+    return fake.requires_grad_(value.requires_grad)
 
 
 @contextlib.contextmanager

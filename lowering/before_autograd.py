@@ -16,7 +16,13 @@ from lowering import observing, providers
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Graph, Region, RegionMaker, Request
 from lowering.graphs import place
-from lowering.regions import attention_call, cross_entropy, einsum, linear_call
+from lowering.regions import (
+    attention_call,
+    cross_entropy,
+    einsum,
+    library_calls,
+    linear_call,
+)
 from lowering.regions.epilogue import Epilogue
 
 
@@ -39,6 +45,8 @@ _REGIONS = {
     "linear_cross_entropy": cross_entropy.find_with_linear,
     "cross_entropy": cross_entropy.find,
     "linear": linear_call.find,
+    "convolution": library_calls.find_convolutions,
+    "embedding": library_calls.find_embeddings,
 }
 
 
@@ -96,6 +104,7 @@ def _replace(graph: fx.Graph, match: Match, maker: RegionMaker) -> None:
     assert maker.emit is not None
     with graph.inserting_before(match.node):
         new = maker.emit(graph, match, Epilogue(match.node))
+    assert isinstance(new, fx.Node), "calls have one result"
     new.meta = dict(match.node.meta)
     match.node.replace_all_uses_with(new)
     for node in (match.node, *match.absorbed):

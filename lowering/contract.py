@@ -101,9 +101,10 @@ class CompileFn(Protocol):
 class RegionMaker:
     """How a provider computes one kind of region: the node that stands for a match."""
 
-    # (graph, match, what was absorbed behind it) -> the node whose value replaces the region's.
-    # None: the region stays as it stands, which is how this provider gets it.
-    emit: Callable[[fx.Graph, Any, Epilogue], fx.Node] | None
+    # (graph, match, what was absorbed behind it) -> the node whose value replaces the region's, or
+    # {new: old} for a region with several results. None: the region stays as it stands, which is
+    # how this provider gets it.
+    emit: Callable[[fx.Graph, Any, Epilogue], fx.Node | dict[fx.Node, fx.Node]] | None
     abilities: Abilities = NO_ABILITIES
     refuses: Callable[[Any], str] = lambda match: ""  # what a row cannot say; empty: takes it
     describe: Callable[[Sequence[Any]], str] = lambda matches: ""  # for the report

@@ -20,7 +20,6 @@ from lowering.ranking import takers
 from lowering.regions import (
     attention,
     convolution,
-    embedding,
     epilogue,
     gated,
     linear,
@@ -40,7 +39,6 @@ _REGIONS = {
     "rope": rope,
     "norm": norm,
     "gated": gated,
-    "embedding": embedding,
 }
 
 
@@ -106,16 +104,19 @@ def _replace(
     absorbed = epilogue.absorb(match.node, maker.abilities)
     last = absorbed.last
     with graph.inserting_before(last):
-        new = maker.emit(graph, match, absorbed)
-    new.meta = {key: value for key, value in last.meta.items() if key != "eager_input_vals"}
-    last.replace_all_uses_with(new)
-    erase_dead(graph, last)
+        emitted = maker.emit(graph, match, absorbed)
+    made = {emitted: last} if isinstance(emitted, fx.Node) else emitted
+    for new, old in made.items():
+        new.meta = {key: value for key, value in old.meta.items() if key != "eager_input_vals"}
+        old.replace_all_uses_with(new)
+    for old in made.values():
+        erase_dead(graph, old)
     region = _count(match, provider, taken)
     region.silent = maker.silent
     region.packed_bytes += _packed_bytes(match, maker)
     region.recipes = tuple(sorted({*region.recipes, *_recipes(match, maker)}))
     region.detail = _with(region.detail, absorbed.steps)
-    return {new: last}
+    return made
 
 
 def _count(match: Any, provider: str, taken: dict[tuple[str, str], Region]) -> Region:

@@ -171,6 +171,10 @@ def assume(architecture: Architecture) -> Iterator[None]:
         _assumed.reset(token)
 
 
+def is_assumed() -> bool:
+    return _assumed.get() is not None
+
+
 def of(device: torch.device) -> Architecture:
     """The architecture that kernels for tensors on this device are configured for."""
     assumed = _assumed.get()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from triton_kernels import architectures
 from triton_kernels._triton import ABSENT, INTERPRETED
 
 NAMESPACE = "triton_kernels"
@@ -31,7 +32,7 @@ def operator(
     schema = torch.library.infer_schema(launcher, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     # In a trace of plain torch operators (export, another backend) it stays one operator.
-    _LIBRARY.impl(name, meaning, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, _laid_out(meaning, fake), "CompositeExplicitAutograd")
     if not ABSENT:
         _LIBRARY.impl(name, launcher, "CUDA")
     if INTERPRETED:
@@ -39,6 +40,22 @@ def operator(
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     LAUNCHERS[name] = launcher
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _laid_out(meaning: Implementation, fake: Implementation) -> Implementation:
+    """The meaning with results that lie in memory as the fake implementation promised."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        found, promised = meaning(*args, **kwargs), fake(*args, **kwargs)
+        if isinstance(found, torch.Tensor):
+            return _as_promised(found, promised)
+        return tuple(map(_as_promised, found, promised))
+
+    return compute
+
+
+def _as_promised(found: torch.Tensor, promised: torch.Tensor) -> torch.Tensor:
+    return found if found.stride() == promised.stride() else promised.copy_(found)
 
 
 def differentiable(name: str, *, backward: Implementation, saves: Implementation) -> None:
@@ -51,12 +68,13 @@ def differentiable(name: str, *, backward: Implementation, saves: Implementation
 def kernels_take(*tensors: torch.Tensor | None, dtypes: frozenset[torch.dtype] = _FLOATS) -> bool:
     """Do kernels run on these tensors? If not, the public functions compute the plain meaning.
 
-    Then the meaning is made of torch's own operators, which torch.compile fuses on any device.
+    They do on any device while an architecture is assumed: then a graph is planned for it. Where
+    they do not, the meaning is made of torch's own operators, which torch.compile fuses anywhere.
     """
     given = [tensor for tensor in tensors if tensor is not None]
     return (
         not ABSENT
         and len({tensor.device for tensor in given}) == 1
-        and given[0].device.type in _DEVICES
+        and (given[0].device.type in _DEVICES or architectures.is_assumed())
         and all(tensor.dtype in dtypes for tensor in given)
     )

@@ -44,6 +44,8 @@ PROVIDER = Provider(
     summary="NVIDIA's library: attention in half precision, convolutions",
     probe=probe,
     requires=("a CUDA build of torch",),
-    regions={"convolution": RegionMaker(None)},
-    early_regions={"attention": RegionMaker(_emit_attention, silent=True)},
+    early_regions={
+        "attention": RegionMaker(_emit_attention, silent=True),
+        "convolution": RegionMaker(None),
+    },
 )

@@ -171,7 +171,8 @@ def dump_pass(folder: str) -> Any:
 
 # What Inductor computes well on GPUs, or hands to the vendor's library: matched, so that the plan
 # says so, and left as it stands.
-_LEFT = "linear product convolution norm rope gated embedding".split()
+_LEFT = "norm rope gated".split()
+_LEFT_EARLY = "attention cross_entropy linear convolution embedding".split()
 
 PROVIDER = Provider(
     name="inductor",
@@ -180,5 +181,5 @@ PROVIDER = Provider(
     compile=compile,
     requires=("a C++ compiler on CPU, Triton on GPUs",),
     regions={region: RegionMaker(None) for region in _LEFT},
-    early_regions={region: RegionMaker(None) for region in ("attention", "cross_entropy")},
+    early_regions={region: RegionMaker(None) for region in _LEFT_EARLY},
 )

@@ -10,13 +10,12 @@ import torch
 from torch import fx
 
 from lowering.contract import Probe, Provider, RegionMaker
-from lowering.graphs import call, erase_dead
-from lowering.profile import gemm_shape
+from lowering.graphs import call
 from lowering.regions.attention_call import AttentionCall
 from lowering.regions.calls import value_of
 from lowering.regions.cross_entropy import CrossEntropy, LinearCrossEntropy
 from lowering.regions.epilogue import Epilogue
-from lowering.regions.linear import Linear
+from lowering.regions.linear_call import LinearCall
 from lowering.regions.rope import Rope
 from triton_kernels import availability
 
@@ -71,8 +70,8 @@ def _emit_linear_cross_entropy(
     return graph.call_function(linear_cross_entropy, inputs, more)
 
 
-def _emit_rope(graph: fx.Graph, match: Rope, epilogue: Epilogue) -> fx.Node:
-    """Query and key in one launch; the key is the later one, whose place the result takes."""
+def _emit_rope(graph: fx.Graph, match: Rope, epilogue: Epilogue) -> dict[fx.Node, fx.Node]:
+    """Query and key in one launch."""
     forward = triton_operator("rope", "rope_forward")
     query, key = match.query.norm, match.key.norm
     assert query is not None and key is not None, "refused"
@@ -91,26 +90,24 @@ def _emit_rope(graph: fx.Graph, match: Rope, epilogue: Epilogue) -> fx.Node:
         False,  # pairs are half a head apart
         False,  # not turned back
     )
-    first = call(graph, operator.getitem, both, 0)
-    match.query.node.replace_all_uses_with(first)
-    erase_dead(graph, match.query.node)
-    return call(graph, operator.getitem, both, 1)
+    parts = [call(graph, operator.getitem, both, index) for index in (0, 1)]
+    return dict(zip(parts, (match.query.node, match.key.node), strict=True))
 
 
-def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
+def _emit_linear(graph: fx.Graph, match: LinearCall, epilogue: Epilogue) -> fx.Node:
     """In int8 weights for few rows, in 8-bit floats for many: O3, within the tolerance."""
     from lowering import reduced_linear  # noqa: F401  (defines the operator)
 
-    kind = "fp8" if gemm_shape(match.rows) == "large" else "int8"
+    kind = "fp8" if match.work().shape_class == "large" else "int8"
     target = torch.ops.kernel_dispatch.reduced_linear.default
     return graph.call_function(target, (match.input, match.weight, match.bias, kind))
 
 
-def _refuses_linear(match: Linear) -> str:
-    if match.casts_weight:
-        return "the weight is rounded by the graph (autocast)"
-    sides = match.weight.meta["val"].shape
-    return "a side of the weight is no multiple of 16" if any(n % 16 for n in sides) else ""
+def _refuses_linear(match: LinearCall) -> str:
+    sides = value_of(match.weight).shape
+    if any(side % 16 for side in sides):
+        return "a side of the weight is no multiple of 16"
+    return "" if match.stays else "the weight is computed by the graph"
 
 
 def _first_half(graph: fx.Graph, angle: fx.Node, size: int) -> fx.Node:
@@ -147,9 +144,9 @@ PROVIDER = Provider(
     requires=("Triton, and a GPU that it knows",),
     regions={
         "rope": RegionMaker(_emit_rope, refuses=_refuses_rope, silent=True),
-        "linear": RegionMaker(_emit_linear, refuses=_refuses_linear, packed_element=1),
     },
     early_regions={
+        "linear": RegionMaker(_emit_linear, refuses=_refuses_linear),
         "attention": RegionMaker(_emit_decode, refuses=_refuses_decode, silent=True),
         "cross_entropy": RegionMaker(_emit_cross_entropy, silent=True),
         "linear_cross_entropy": RegionMaker(

@@ -12,6 +12,7 @@ from torch import fx
 
 from lowering.capability import Work
 from lowering.graphs import hint
+from lowering.profile import gemm_shape
 from lowering.regions.calls import arguments, dtype_name, name_of, value_of
 
 
@@ -26,6 +27,15 @@ class LinearCall:
     @property
     def dtype(self) -> torch.dtype:
         return value_of(self.weight).dtype
+
+    @property
+    def stays(self) -> bool:
+        """Is the weight a parameter or a buffer, and not computed in this graph?"""
+        if self.weight.op != "placeholder":
+            return False
+        known = self.weight.meta.get("tensor_dict", {})
+        is_parameter = isinstance(value_of(self.weight), torch.nn.Parameter)
+        return is_parameter or "_dynamo_static_input_type" in known
 
     @property
     def real_weight(self) -> torch.Tensor | None:
@@ -44,6 +54,7 @@ class LinearCall:
             op_count=1,
             flops=2 * rows * math.prod(hint(size) for size in weight.shape),
             dynamic=any(not isinstance(size, int) for size in x.shape),
+            shape_class=gemm_shape(rows),
         )
 
 

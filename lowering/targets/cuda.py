@@ -204,6 +204,7 @@ TARGET = Target(
             "convolution",
             Level.O1,
             priority=60,
+            early=True,
             why="convolutions are cuDNN's, whoever generates the rest",
         ),
         CapabilityRow(

@@ -63,25 +63,23 @@ def shared_rows(target: str, tensor_cores: str) -> tuple[CapabilityRow, ...]:
         row("inductor", "rope", Level.O2, 10,
             why="a rotation alone fuses with its neighbours in Inductor (published: 1.8x faster "
             "than a kernel of its own in the backward)"),
-        row("triton", "linear", Level.O3, 60, dtypes=HALF, training=False, error=0.01,
+        row("triton", "linear", Level.O3, 60, dtypes=HALF, training=False, error=0.01, early=True,
             shape_classes=frozenset({"vector", "small"}), min_flops=1 << 22,
             why="few rows are bound by reading the weight, and in int8 it is half as long; each "
             "layer is checked on its first inputs"),
-        row("triton", "linear", Level.O3, 55, dtypes=HALF, training=False, error=0.04,
+        row("triton", "linear", Level.O3, 55, dtypes=HALF, training=False, error=0.04, early=True,
             shape_classes=frozenset({"large"}), features=frozenset({"fp8"}), min_flops=1 << 30,
             why="8-bit floats are multiplied at twice the rate; three digits are off by some 4%, "
             "so tolerance=0.05 or so has to allow it"),
-        row("inductor", "linear", Level.O2, 10,
+        row("inductor", "linear", Level.O2, 10, early=True,
             why="large products stay with the vendor's library, which is 3-12% ahead of Triton"),
-        row("inductor", "product", Level.O2, 10,
-            why="products of two tensors that both change are the vendor's library's as well"),
         row("inductor", "norm", Level.O2, 10,
             why="Inductor's norm reads a row once and takes the residual with it; hand-written "
             "kernels gain nothing there (published: 1907 against 1824 GB/s)"),
         row("inductor", "gated", Level.O2, 10,
             why="Inductor's kernel is at the memory's rate; a hand-written one equals it to the "
             "microsecond (published)"),
-        row("inductor", "embedding", Level.O2, 10,
+        row("inductor", "embedding", Level.O2, 10, early=True,
             why="a gather at the memory's rate, which fuses with what follows it"),
         row("eager", GRAPH, Level.O0, 0, why="takes everything that torch takes"),
     )  # fmt: skip

@@ -72,6 +72,7 @@ TARGET = Target(
             "convolution",
             Level.O2,
             priority=10,
+            early=True,
             why="convolutions are MIOpen's, whoever generates the rest",
         ),
     ),

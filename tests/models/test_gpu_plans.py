@@ -6,7 +6,6 @@ graph still computes the model is proved, that the kernels do is for tests/kerne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kernel_dispatch import dry_running
 from kernel_dispatch.numerics import double_by_default, to_reference
-from kernel_dispatch.settings import resolve
 from lowering.capability import GRAPH
 from lowering.targets import cuda, rocm
 from tests.models import zoo
+from tests.support.gpu_plans import lowered
 from tests.support.numerics import assert_contract
 
 pytestmark = pytest.mark.slow
@@ -31,15 +30,29 @@ Tensor = torch.Tensor
 INFERENCE: dict[str, dict[str, int]] = {
     "encoder": {"attention": 2, "cross_entropy": 1, "linear": 14, "norm": 5, "embedding": 3},
     "decoder": {
-        "attention": 2, "cross_entropy": 1, "linear": 15, "rope": 2, "norm": 5, "gated": 2,
+        "attention": 2,
+        "cross_entropy": 1,
+        "linear": 15,
+        "rope": 2,
+        "norm": 5,
+        "gated": 2,
         "embedding": 1,
     },
     "vision_transformer": {
-        "attention": 2, "cross_entropy": 1, "convolution": 1, "linear": 13, "norm": 5
+        "attention": 2,
+        "cross_entropy": 1,
+        "convolution": 1,
+        "linear": 13,
+        "norm": 5,
     },
     "cnn": {"cross_entropy": 1, "convolution": 10, "linear": 1},
     "mixture_of_experts": {
-        "attention": 2, "cross_entropy": 1, "linear": 11, "rope": 2, "norm": 5, "gated": 2,
+        "attention": 2,
+        "cross_entropy": 1,
+        "linear": 11,
+        "rope": 2,
+        "norm": 5,
+        "gated": 2,
         "embedding": 1,
     },
     "qwen3": {"attention": 2, "linear": 15, "rope": 2, "norm": 5, "gated": 2, "embedding": 1},
@@ -113,27 +126,12 @@ def kernel_dispatch_dry_run(
     return dry_running.dry_run(model, (), inputs, device=device, options={"level": level})
 
 
-class Lowered:
-    """A backend that runs what was lowered for another device, on this one."""
-
-    def __init__(self, device: str) -> None:
-        self.architecture = dry_running.parse_device(device)
-        self.graphs: list[dry_running.PlannedGraph] = []
-
-    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        planned = dry_running._planned(gm, inputs, resolve(None, {}), self.architecture)
-        assert not planned.error
-        self.graphs.append(planned)
-        return planned.run
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", ["decoder", "cnn", "qwen3"])
 def test_what_was_lowered_still_computes_the_model(name: str, training: bool) -> None:
     model, inputs = case(name)
     inputs.setdefault("labels", inputs.get("input_ids", torch.zeros(1)))
-    backend = Lowered("cuda:sm90")
-    compiled = torch.compile(model, backend=backend)
+    compiled, backend = lowered(model, "cuda:sm90")
 
     def run(module: Any, given: Any) -> Any:
         with torch.set_grad_enabled(training):

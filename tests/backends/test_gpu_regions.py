@@ -1,0 +1,363 @@
+"""Regions that GPUs get kernels for: who takes them, who does not and why, and the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kernel_dispatch import dry_run
+from kernel_dispatch.numerics import double_by_default, to_reference
+from lowering import reduced_linear
+from lowering.providers import cusparselt
+from tests.support.gpu_plans import lowered
+from tests.support.numerics import assert_contract
+
+pytestmark = pytest.mark.slow
+
+Tensor = torch.Tensor
+HALF = torch.bfloat16
+
+
+def plan(fn: Any, *args: Any, device: str = "cuda:sm90", **options: Any) -> dict:
+    torch._dynamo.reset()
+    told = dry_run(fn, args, device=device, options=options)
+    assert not [graph.error for graph in told.graphs if graph.error], str(told)
+    return told.regions()
+
+
+def meta(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def attend(**more: Any) -> Callable[..., Tensor]:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, **more)
+
+    return attention
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "taker"),
+    [
+        ("cuda:sm80", HALF, "mha"),
+        ("cuda:sm90", HALF, "cudnn"),
+        ("cuda:sm90", torch.float32, "mha"),
+        ("rocm:gfx942", HALF, "mha"),
+    ],
+)
+def test_many_queries(device: str, dtype: torch.dtype, taker: str) -> None:
+    q = meta(2, 4, 64, 64, dtype=dtype)
+    assert plan(attend(is_causal=True), q, q, q, device=device) == {("attention", taker): 1}
+
+
+@pytest.mark.parametrize("device", ["cuda:sm80", "cuda:sm100", "rocm:gfx942"])
+def test_a_step_of_decoding(device: str) -> None:
+    q, k = meta(2, 8, 1, 64), meta(2, 2, 500, 64)
+    with torch.no_grad():
+        told = plan(attend(enable_gqa=True, scale=0.3), q, k, k, device=device)
+    assert told == {("attention", "triton"): 1}
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "a mask": {"attn_mask": torch.zeros(1, 500, dtype=torch.bool)},
+    "is_causal": {"is_causal": True},
+    "dropout": {"dropout_p": 0.5},
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_step_that_the_kernel_does_not_take(why: str) -> None:
+    q, k = torch.randn(1, 8, 1, 64).to(HALF), torch.randn(1, 8, 500, 64).to(HALF)
+    with torch.no_grad():
+        told = plan(attend(**REFUSED[why]), q, k, k)
+    assert told == {("attention", "mha"): 1}
+
+
+def test_training_and_float32_steps_are_left_to_torch() -> None:
+    q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 30, 16)
+    assert plan(attend(), q.requires_grad_(), k, k) == {("attention", "mha"): 1}
+    with torch.no_grad():
+        assert plan(attend(), q, k, k) == {("attention", "mha"): 1}
+
+
+@pytest.mark.parametrize("written", ["expand", "whole"])
+def test_heads_that_were_repeated_are_read_once(written: str) -> None:
+    """As transformers repeats them for a mask, or as torch's own argument does."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if written == "whole":
+            return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        many = [x[:, :, None, :, :].expand(2, 2, 4, 40, 16).reshape(2, 8, 40, 16) for x in (k, v)]
+        return functional.scaled_dot_product_attention(q, *many)
+
+    q, k, v = (torch.randn(s).to(HALF) for s in ((2, 8, 1, 16), (2, 2, 40, 16), (2, 2, 40, 16)))
+    compiled, backend = lowered(attention, "cuda:sm90")
+    with torch.no_grad():
+        got, own = compiled(q, k, v), attention(q, k, v)
+        truth = attention(q.double(), k.double(), v.double())
+    assert_contract(got, own, truth, written)
+    assert backend.regions() == {("attention", "triton"): 1}
+    launches = [kernel.launch for graph in backend.graphs for kernel in graph.kernels]
+    keys = [x for x in launches[0].arguments.values() if isinstance(x, Tensor) and 40 in x.shape]
+    assert keys
+    assert all(x.shape[1] == 2 for x in keys)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+WIDE = 1 << 16
+
+
+@pytest.mark.parametrize(("classes", "taker"), [(WIDE, "triton"), (1000, "inductor")])
+def test_cross_entropy(classes: int, taker: str) -> None:
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, target, label_smoothing=0.1)
+
+    logits, target = torch.randn(6, classes, requires_grad=True), torch.randint(classes, (6,))
+    target[2] = -100
+    compiled, backend = lowered(loss, "cuda:sm90")
+    got, own = compiled(logits, target), loss(logits, target)
+    grads = [torch.autograd.grad(out, logits)[0] for out in (got, own)]
+    wide = logits.detach().double().requires_grad_()
+    truth = loss(wide, target)
+    assert_contract(got.detach(), own.detach(), truth.detach(), "loss")
+    assert_contract(grads[0], grads[1], torch.autograd.grad(truth, wide)[0], "gradient")
+    assert backend.regions() == {("cross_entropy", taker): 1}
+    assert bool(backend.kernels()) == (taker == "triton")
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "images"])
+def test_losses_of_another_kind_are_no_region(kind: str) -> None:
+    logits = torch.randn(2, WIDE, 3) if kind == "images" else torch.randn(2, WIDE)
+    target = torch.randint(WIDE, (2, 3)) if kind == "images" else torch.rand(2, WIDE)
+    assert plan(functional.cross_entropy, logits, target) == {}
+
+
+class Head(nn.Module):
+    def __init__(self, size: int, classes: int, dtype: torch.dtype, device: str = "meta") -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, classes, dtype=dtype, device=device)
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
+        logits = self.linear(hidden).float()
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), target.flatten())
+
+
+class HeadWithLogits(Head):
+    def forward(self, hidden: Tensor, target: Tensor) -> Any:
+        logits = self.linear(hidden).flatten(0, 1)
+        return functional.cross_entropy(logits, target.flatten()), logits
+
+
+def test_logits_of_a_gigabyte_are_never_held() -> None:
+    hidden, target = meta(2, 1024, 64), torch.empty(2, 1024, dtype=torch.int64, device="meta")
+    told = plan(Head(64, 1 << 17, HALF), hidden, target)
+    assert told[("linear_cross_entropy", "triton")] == 1
+    assert ("cross_entropy", "triton") not in told
+
+
+def test_logits_that_somebody_else_reads_stay() -> None:
+    hidden, target = meta(2, 1024, 64), torch.empty(2, 1024, dtype=torch.int64, device="meta")
+    told = plan(HeadWithLogits(64, 1 << 17, HALF), hidden, target)
+    assert ("linear_cross_entropy", "triton") not in told
+    assert told[("cross_entropy", "triton")] == 1
+
+
+def test_a_loss_with_its_layer_has_the_gradients_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowering.regions.cross_entropy import LinearCrossEntropy
+
+    real = LinearCrossEntropy.work
+    grown = lambda self: torch.utils._pytree and _with_bytes(real(self), 1 << 31)  # noqa: E731
+    monkeypatch.setattr(LinearCrossEntropy, "work", grown)  # as if it had a gigabyte of logits
+    head = Head(8, 50, torch.float32, "cpu")
+    hidden, target = torch.randn(2, 7, 8, requires_grad=True), torch.randint(50, (2, 7))
+    compiled, backend = lowered(head, "cuda:sm90")
+
+    def run(module: Any, x: Tensor) -> list[Tensor]:
+        loss = module(x, target)
+        return [loss.detach(), *torch.autograd.grad(loss, (x, *head.parameters()))]
+
+    got, own = run(compiled, hidden), run(head, hidden)
+    head.double()
+    head.forward = lambda x, t: functional.cross_entropy(  # type: ignore[method-assign]
+        head.linear(x).flatten(0, 1), t.flatten()
+    )
+    truth = run(head, hidden.detach().double().requires_grad_())
+    assert_contract(got, own, truth, "loss and gradients")
+    assert backend.regions()[("linear_cross_entropy", "triton")] == 1
+
+
+def _with_bytes(work: Any, size: int) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(work, bytes_moved=size)
+
+
+# --- linear layers --------------------------------------------------------------------------------
+
+
+def two_of_four(weight: Tensor) -> Tensor:
+    """With the first two of every four numbers set to zero."""
+    return weight * torch.tensor([0.0, 0, 1, 1], dtype=weight.dtype).repeat(weight.shape[1] // 4)
+
+
+def test_weights_with_two_zeros_of_four() -> None:
+    sparse, dense = (nn.Linear(512, 512, dtype=HALF) for _ in range(2))
+    with torch.no_grad():
+        sparse.weight.copy_(two_of_four(sparse.weight))
+        x = torch.randn(1024, 512, dtype=HALF)
+        told = plan(nn.Sequential(sparse, dense), x)
+        assert told == {("linear", "cusparselt"): 1, ("linear", "inductor"): 1}
+        assert plan(sparse, x, device="rocm:gfx942") == {("linear", "inductor"): 1}
+    assert ("linear", "cusparselt") not in plan(sparse, x.float().to(HALF).requires_grad_())
+
+
+def test_weights_that_lose_their_zeros_are_multiplied_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compressed: list[Tensor] = []
+    monkeypatch.setattr(
+        torch.sparse, "to_sparse_semi_structured", lambda w: compressed.append(w) or w
+    )
+    weight = two_of_four(torch.randn(64, 64))
+    x, bias = torch.randn(3, 5, 64), torch.randn(64)
+    for _ in range(2):
+        got = torch.ops.kernel_dispatch.cusparselt_linear(x, weight, bias)
+        torch.testing.assert_close(got, functional.linear(x, weight, bias))
+    assert len(compressed) == 1
+    weight.fill_(0.5)
+    got = torch.ops.kernel_dispatch.cusparselt_linear(x, weight, bias)
+    torch.testing.assert_close(got, functional.linear(x, weight, bias))
+    assert len(compressed) == 1
+    assert not cusparselt.is_two_of_four(weight)
+
+
+FEW, MANY = 4, 4096
+
+
+@pytest.mark.parametrize(
+    ("rows", "device", "tolerance", "taker"),
+    [
+        (FEW, "cuda:sm90", None, "triton"),
+        (FEW, "rocm:gfx942", None, "triton"),
+        (FEW, "cuda:sm90", 0.0, "inductor"),
+        (MANY, "cuda:sm90", None, "inductor"),
+        (MANY, "cuda:sm90", 0.05, "triton"),
+        (MANY, "cuda:sm80", 0.05, "inductor"),
+    ],
+)
+def test_fewer_bits_at_o3(rows: int, device: str, tolerance: float | None, taker: str) -> None:
+    layer = nn.Linear(1024, 4096, dtype=HALF, device="meta")
+    more = {} if tolerance is None else {"tolerance": tolerance}
+    with torch.no_grad():
+        told = plan(layer, meta(rows, 1024), device=device, level="O3", **more)
+        assert told == {("linear", taker): 1}
+        assert plan(layer, meta(rows, 1024), device=device, **more) == {("linear", "inductor"): 1}
+
+
+class Listener:
+    """What a report does with what runs."""
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self.told: list[Any] = []
+
+    def region_ran(self, region: str, provider: str, times: int = 1) -> None:
+        self.told.append((region, provider))
+
+    def region_demoted(self, region: str, provider: str, reason: Any) -> None:
+        self.told.append(reason.code)
+
+
+def listen(tolerance: float, *args: Any) -> tuple[Tensor, list[Any]]:
+    from lowering.observing import listened
+
+    listener = Listener(tolerance)
+    out = listened(listener, torch.ops.kernel_dispatch.reduced_linear, args)
+    return out, listener.told
+
+
+def distance(got: Tensor, exact: Tensor) -> float:
+    return float((got - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("int8", 0.02), ("fp8", 0.06)])
+def test_a_layer_in_fewer_bits_within_the_tolerance(kind: str, tolerance: float) -> None:
+    x, weight, bias = torch.randn(3, 5, 64), torch.randn(32, 64), torch.randn(32)
+    exact = functional.linear(x, weight, bias)
+    for _ in range(2):
+        got, told = listen(tolerance, x, weight, bias, kind)
+        assert told == [("linear", "triton")]
+        assert 1e-4 < distance(got, exact) < tolerance
+    weight.mul_(-1)
+    got, _ = listen(tolerance, x, weight, bias, kind)
+    assert distance(got, functional.linear(x, weight, bias)) < tolerance
+
+
+def test_a_layer_that_is_too_far_off_stays_as_it_is_and_is_told_once() -> None:
+    x, weight = torch.randn(4, 64), torch.randn(32, 64)
+    exact = functional.linear(x, weight)
+    seen = [listen(1e-6, x, weight, None, "int8") for _ in range(3)]
+    assert [told for _, told in seen] == [["over-tolerance"], [], []]
+    assert all(torch.equal(got, exact) for got, _ in seen)
+
+
+def test_the_operators_keep_the_rules_of_torch() -> None:
+    x, weight = torch.randn(3, 64), torch.randn(64, 64)
+    rules = ("test_schema", "test_faketensor")
+    for op, args in (
+        (reduced_linear.reduced_linear, (x, weight, None, "int8")),
+        (cusparselt.cusparselt_linear, (x, weight, None)),
+    ):
+        torch.library.opcheck(op, args, test_utils=rules)
+
+
+# --- rotations ------------------------------------------------------------------------------------
+
+
+def rotations(normed: bool, repeats: bool) -> Callable[..., Any]:
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return weight * wide.to(x.dtype)
+
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    def compute(q: Tensor, k: Tensor, qw: Tensor, kw: Tensor, angle: Tensor) -> Any:
+        both = torch.cat((angle, angle if repeats else angle + 1), -1)[:, None]
+        cos, sin = both.cos().to(q.dtype), both.sin().to(q.dtype)
+        if normed:
+            q, k = norm(q, qw), norm(k, kw)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        return turned(q, cos, sin), turned(k, cos, sin)
+
+    return compute
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_rotations(normed: bool, repeats: bool, dtype: torch.dtype) -> None:
+    inputs = [torch.randn(s, dtype=dtype) for s in ((2, 5, 4, 32), (2, 5, 2, 32), (32,), (32,))]
+    angle = torch.randn(2, 5, 16)
+    compute = rotations(normed, repeats)
+    compiled, backend = lowered(compute, "cuda:sm90")
+    with torch.no_grad():
+        got, own = compiled(*inputs, angle), compute(*inputs, angle)
+        with double_by_default():
+            truth = compute(*to_reference(inputs), angle.double())
+    assert_contract(got, own, truth, "rotation")
+    assert [x.stride() for x in got] == [x.stride() for x in own]
+    taker = "triton" if normed and repeats else "inductor"
+    assert backend.regions()[("rope", taker)] == 1
+    assert backend.kernels() == (["rope_forward_kernel"] if taker == "triton" else [])
