@@ -13,11 +13,13 @@ from typing import Any
 # public name -> the family that it belongs to
 _FAMILIES = {
     "cross_entropy": ("cross_entropy",),
+    "softmax": ("softmax", "log_softmax"),
     "linear_cross_entropy": ("linear_cross_entropy",),
     "layer_norm": ("layer_norm", "add_layer_norm"),
     "swiglu": ("swiglu", "geglu", "swiglu_packed", "geglu_packed"),
     "rope": ("rope",),
     "embedding": ("embedding",),
+    "elementwise": ("elementwise",),
     "attention": ("attention",),
     "rms_norm": ("rms_norm", "add_rms_norm", "rms_norm_quantised"),
     "matmul": ("matmul",),

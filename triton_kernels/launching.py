@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,12 +79,20 @@ def launch(kernel: Any, grid: Sequence[int], config: Config, **arguments: Any) -
         return
     if ABSENT:
         raise RuntimeError(ABSENT)
-    device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
+    device = next(_tensors(arguments.values())).device
     options = config.options(architectures.of(device))
     if _state.names is not None:
         _state.names.append(name_of(kernel))
     with _current(device):
         kernel[tuple(grid)](**arguments, **config.tiles, **options)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
 
 
 def _current(device: torch.device) -> Any:

@@ -123,8 +123,8 @@ def test_special_numbers_are_copied() -> None:
 def test_many_gradients_of_one_id_are_summed_in_float32() -> None:
     weight = table(2, 2, torch.float16)
     out = embedding(torch.zeros(64, dtype=torch.int64), weight)
-    (grad,) = torch.autograd.grad(out, weight, torch.full_like(out, 63.96875))
-    assert grad[0].tolist() == [4094.0, 4094.0]
+    (grad,) = torch.autograd.grad(out, weight, torch.full_like(out, 50.125))
+    assert grad[0].tolist() == [3208.0, 3208.0]
 
 
 def test_gradients_are_the_same_in_every_run() -> None:

@@ -8,7 +8,8 @@ BUGS = [
         "sin = _of_pairs(sin_ptr, sin_strides, batch, token, half, 0.0, PAIRS)\n    if INVERSE:",
         "sin = _of_pairs(sin_ptr, cos_strides, batch, token, half, 0.0, PAIRS)\n    if INVERSE:",
     ),
-    Bug("all of a batch turn by the angles of its first", "at = ptr + batch * strides[0] + token * strides[1]",
+    Bug("all of a batch turn by the angles of its first",
+        "at = ptr + batch * strides[0] + token * strides[1]",
         "at = ptr + token * strides[1]"),
     Bug(
         "the mask lets one pair too many in",

@@ -2,9 +2,9 @@ from tests.planted_bugs.bugs import Bug
 
 BUGS = [
     Bug(
-        "the mask lets one column too many in",
+        "the mask leaves the last column out",
         "(row < n_rows) & (column < n_columns)",
-        "(row < n_rows) & (column <= n_columns)",
+        "(row < n_rows) & (column < n_columns - 1)",
     ),
     Bug(
         "the stride of the gate is used for the other tensor too",
@@ -18,7 +18,8 @@ BUGS = [
         "out = activated(gate, ACTIVATION) * up",
         "out = activated(gate, ACTIVATION).to(tl.float16).to(tl.float32) * up",
     ),
-    Bug("tiles beyond the first of a row are counted along the rows", "(tile % across).to(tl.int64) * BLOCK",
+    Bug("tiles beyond the first of a row are counted along the rows",
+        "(tile % across).to(tl.int64) * BLOCK",
         "(tile // across).to(tl.int64) * BLOCK"),
     Bug(
         "the gradient of the gate leaves the other tensor out",
