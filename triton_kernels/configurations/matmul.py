@@ -50,7 +50,7 @@ _TILES = {
         _tile(16, 32, 128, 2, 5),
     ),
     "sm100": (
-        _tile(128, 256, 64, 8, 4, parts=4),
+        _tile(128, 256, 64, 8, 4, parts=8),
         _tile(128, 128, 64, 4, 4, parts=4),
         _tile(64, 128, 64, 4, 4, parts=2),
         _tile(64, 64, 64, 4, 5),
@@ -111,11 +111,14 @@ def tiled(
     *,
     is_aligned: bool,
     by_lanes: bool,
+    is_fp8: bool,
 ) -> tuple[Config, ...]:
     """For a product of these (batches, rows, columns, depth). `is_aligned`: rows of both begin at
     multiples of 16 bytes. `by_lanes`: no matrix unit multiplies the dtype."""
     batches, rows, columns, _ = sizes
     known = _BY_LANES if by_lanes else _TILES[_LIKE.get(architecture.name, architecture.name)]
+    if is_fp8 and architecture.name == "sm90":
+        known = known[1:]  # two sums for each output, an exact one and that of the matrix units
     most_rows, most_columns = power_of_two(rows, 16), power_of_two(columns, 32)
     least_rows = min(32, most_rows // 2)
     fitting = [

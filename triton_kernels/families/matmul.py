@@ -20,17 +20,13 @@ from triton_kernels._triton import jit, tl
 from triton_kernels.architectures import Architecture
 from triton_kernels.configurations import Config, power_of_two
 from triton_kernels.configurations import matmul as configurations
+from triton_kernels.device import activated, activation_slope
 from triton_kernels.errors import demand
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike
 
 # --- kernels --------------------------------------------------------------------------------------
-
-
-@jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
 
 
 @jit
@@ -57,41 +53,34 @@ def _activated(x, ACTIVATION: tl.constexpr):
         x = tl.where(x < 0, 0.0, x)  # NaN stays, which tl.maximum would drop
     elif ACTIVATION == "squared_relu":
         x = tl.where(x < 0, 0.0, x * x)
-    elif ACTIVATION == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        x = 0.5 * x * (1.0 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-    elif ACTIVATION == "silu":
-        x = x * _sigmoid(x)
     elif ACTIVATION == "tanh":
         x = _tanh(x)
     elif ACTIVATION == "sigmoid":
-        x = _sigmoid(x)
+        x = tl.sigmoid(x)
+    elif ACTIVATION != "":
+        x = activated(x, ACTIVATION)
     return x
 
 
 @jit
 def _slope(x, ACTIVATION: tl.constexpr):
     """The derivative of the activation at x."""
-    slope = x * 0.0 + 1.0
     if ACTIVATION == "relu":
         slope = tl.where(x <= 0, 0.0, 1.0)
     elif ACTIVATION == "squared_relu":
         slope = tl.where(x <= 0, 0.0, 2.0 * x)
-    elif ACTIVATION == "gelu":
-        slope = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-        slope += x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
-    elif ACTIVATION == "gelu_tanh":
-        bent = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        inner = 0.7978845608028654 * (1.0 + 0.134145 * x * x)
-        slope = 0.5 * (1.0 + _tanh(bent)) + 0.5 * x * _tanh_slope(bent) * inner
-    elif ACTIVATION == "silu":
-        sigmoid = _sigmoid(x)
-        slope = sigmoid * (1.0 + x * (1.0 - sigmoid))
     elif ACTIVATION == "tanh":
         slope = _tanh_slope(x)
     elif ACTIVATION == "sigmoid":
         slope = 0.25 * _tanh_slope(0.5 * x)
+    elif ACTIVATION == "gelu_tanh":
+        bent = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        inner = 0.7978845608028654 * (1.0 + 0.134145 * x * x)
+        slope = tl.sigmoid(2.0 * bent) + 0.5 * x * _tanh_slope(bent) * inner
+    elif ACTIVATION == "":
+        slope = tl.full(x.shape, 1.0, tl.float32)
+    else:
+        slope = activation_slope(x, ACTIVATION)
     return slope
 
 
@@ -218,6 +207,10 @@ def _matmul_tiled_kernel(
     b_at = b_ptr + (b_at + k[:, None] * b_depth)
     a_step = tl.cast(a_depth, tl.int64) * BLOCK_K
     b_step = tl.cast(b_depth, tl.int64) * BLOCK_K
+    # How many products of 8-bit floats sm90 may add up in the 14 bits of its matrix units before
+    # float32 takes over. With 0 the compiler would leave these units alone.
+    most: tl.constexpr = BLOCK_K if BLOCK_K < 128 else 128
+    IMPRECISE: tl.constexpr = most if a_ptr.dtype.element_ty.is_fp8() else 0
     whole: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if whole else tl.float32)
     for step in range(first, tl.minimum(first + part, steps)):
@@ -233,9 +226,8 @@ def _matmul_tiled_kernel(
             b = b.to(tl.float32) * scale.to(tl.float32)[:, None]
         if a_ptr.dtype.element_ty.primitive_bitwidth > 8:
             b = b.to(a_ptr.dtype.element_ty)
-        # The last argument: 8-bit floats are added up in float32 on sm90 too, not in 14 bits.
         total = tl.dot(
-            a, b, total, input_precision=PRECISION, max_num_imprecise_acc=0, out_dtype=total.dtype
+            a, b, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=total.dtype
         )
         a_at += a_step
         b_at += b_step
@@ -461,6 +453,7 @@ def _config(
         out.dtype.itemsize,
         is_aligned=_is_aligned(a) and _is_aligned(b),
         by_lanes=single and not _multiplies_float32(architecture),
+        is_fp8=a.dtype.is_floating_point and a.dtype.itemsize == 1,
     )
     layout = (a.stride(2) == 1, b.stride(1) == 1)
     near = (sizes[0], power_of_two(sizes[1]), sizes[2], sizes[3])
