@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # Two workers with one thread each: idle OpenMP threads would spin on the other's core.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test quick sweep check format docs bench clean
+.PHONY: demo test test-triton proofs quick sweep check format docs bench clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,8 +20,14 @@ $(READY): pyproject.toml
 demo: $(READY)  ## a real transformer: times of eager, inductor and unified O0-O3, and the report
 	$(BIN)/python -m benchmarks.demo
 
-test: $(READY)  ## the whole suite, under 20 minutes on 2 cores
-	$(TESTS) -n 2 --dist loadfile
+test: $(READY) test-triton  ## the whole suite but the proofs, under 20 minutes on 2 cores
+	$(TESTS) -n 2 --dist loadfile -m "not proof"
+
+test-triton: $(READY)  ## Triton's kernels in its interpreter, forward and backward, against float64
+	TRITON_INTERPRET=1 $(TESTS) -n 2 --dist worksteal -q tests/kernels/triton
+
+proofs: $(READY)  ## every kernel compiled for every GPU architecture; planted bugs turn the suite red
+	$(TESTS) -n 2 --dist worksteal -q -m proof tests/cross_compile tests/planted_bugs
 
 quick: $(READY)  ## the tier without compilers and second processes, under 90 seconds
 	$(TESTS) -m quick

@@ -28,6 +28,7 @@ from lowering.levels import Level
 from lowering.native import library
 from lowering.prior import prior
 from lowering.reasons import Reason
+from triton_kernels import tuning
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ def _pipeline(
 ) -> Graph:
     seconds: dict[str, float] = {}
     library.keep_in(settings.cache_folder)
+    tuning.keep_in(settings.cache_folder)
     with _timed("facts", seconds):
         facts = collect(gm, example_inputs)
     with _timed("plan", seconds):

@@ -125,7 +125,8 @@ def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Mach
         return _Assessment(target, refusals=(Rejection(target.name, "", GRAPH, no),))
     rows = sorted(target.rows, key=lambda row: -row.priority)
     # A probe may cost a second (Inductor's imports its compiler), so only what the level may use.
-    wanted = {row.provider for row in rows if row.level <= settings.level}
+    within = [row for row in rows if row.level <= settings.level]
+    wanted = {name for row in within for name in (row.provider, *row.needs)}
     situation = Situation(
         level=settings.level,
         features=frozenset(found.details.get("features", ())),

@@ -34,6 +34,7 @@ class CapabilityRow:
     mutation: bool = True
     subclasses: bool = True
     features: frozenset[str] = frozenset()  # ISA flags or architecture names that must be there
+    needs: frozenset[str] = frozenset()  # other providers that have to work for this one to
     min_ops: int = 0  # graphs with fewer ops than this ...
     min_bytes: int = 0  # ... that also move fewer bytes than this are left alone
     min_flops: int = 0
@@ -82,6 +83,8 @@ def check(row: CapabilityRow, work: Work, situation: Situation) -> tuple[Reason,
         no("provider-disabled", f"{row.provider} is disabled by the user")
     if row.provider in situation.absent:
         no("provider-absent", f"{row.provider}: {situation.absent[row.provider]}")
+    for name in sorted(row.needs & situation.absent.keys()):
+        no("provider-absent", f"{row.provider} needs {name}: {situation.absent[name]}")
     if row.error > situation.tolerance:
         text = f"{row.provider} is off by some {row.error:g} here, the tolerance is "
         no("over-tolerance", f"{text}{situation.tolerance:g}")

@@ -27,8 +27,9 @@ class _Place:
 
 def keep_in(folder: Path | None) -> None:
     """Where tuned choices are looked for and kept; None: nowhere."""
-    _Place.folder = folder
-    _stored.cache_clear()
+    if folder != _Place.folder:
+        _Place.folder = folder
+        _stored.cache_clear()
 
 
 Asked = list[tuple[str, Sequence[Config]]]  # the key of a choice, and its candidates

@@ -59,6 +59,7 @@ def compile(request: Request) -> Compiled:
         inner_compile = _with_regions(request, regions)
     if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
         more["decompositions"] = vocabulary.table()
+    skips = _cuda_graph_skips()
     run: Any = compile_fx(
         request.graph,
         list(request.example_inputs),
@@ -66,7 +67,20 @@ def compile(request: Request) -> Compiled:
         config_patches=config or None,
         **more,
     )
-    return Compiled(run=before_autograd.counted(run, regions), regions=regions)
+    notes = _skipped_cuda_graphs(skips, _cuda_graph_skips())
+    return Compiled(run=before_autograd.counted(run, regions), regions=regions, notes=notes)
+
+
+def _cuda_graph_skips() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
+def _skipped_cuda_graphs(before: int, after: int) -> list[str]:
+    if after <= before:
+        return []
+    return ["not captured as a CUDA graph; TORCH_LOGS=perf_hints says why"]
 
 
 def _wants_whole_operators(request: Request) -> bool:

@@ -170,8 +170,17 @@ def _public(version: str) -> str:
 
 
 def inductor_config(level: Level) -> Mapping[str, Any]:
-    """O3 times its alternatives and replays CUDA graphs; below it, Inductor's defaults."""
-    return {"max_autotune": True, "triton.cudagraphs": True} if level >= Level.O3 else {}
+    """O3 times its alternatives and replays CUDA graphs; below it, Inductor's defaults.
+
+    A graph whose sizes change is not captured: each size would keep memory of its own for ever.
+    """
+    if level < Level.O3:
+        return {}
+    return {
+        "max_autotune": True,
+        "triton.cudagraphs": True,
+        "triton.cudagraph_skip_dynamic_graphs": True,
+    }
 
 
 TARGET = Target(

@@ -190,6 +190,17 @@ def test_region_providers_without_a_compiler() -> None:
     assert found.missing == ()
 
 
+@pytest.mark.parametrize("target", ["cuda", "rocm"])
+def test_a_gpu_without_a_working_triton_runs_eagerly(target: str) -> None:
+    """A build without triton_key, or of another flavour, imports and cannot compile."""
+    broken = {"triton": "this triton has no triton_key"}
+    where = machine(target, "cpu", absent=broken)
+    found = plan(facts(devices=("cuda",)), settings(), where)
+    assert (found.target, found.providers) == (target, ("eager",))
+    assert "no triton_key" in found.missing[0].text
+    assert plan(facts(devices=("cuda",)), settings(level="O1"), where).missing == ()
+
+
 # --- a forced device ------------------------------------------------------------------------------
 
 

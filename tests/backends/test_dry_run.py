@@ -1,0 +1,175 @@
+"""Plans for GPUs that are not here: what is told, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import kernel_dispatch
+from kernel_dispatch.cli import main
+from lowering.errors import SettingError
+
+pytestmark = pytest.mark.slow
+
+Tensor = torch.Tensor
+SCRIPT = """
+import torch
+from torch.nn import functional
+
+def step():
+    query = torch.randn(1, 8, 1, 64, dtype=torch.bfloat16)
+    key = torch.randn(1, 2, 300, 64, dtype=torch.bfloat16)
+    attend = functional.scaled_dot_product_attention
+    return (lambda q, k: attend(q, k, k, enable_gqa=True)), (query, key)
+
+def broken():
+    raise ValueError("no such weights")
+"""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def step(keys: int = 300, device: str = "meta") -> tuple[Tensor, ...]:
+    shapes = ((2, 8, 1, 64), (2, 2, keys, 64), (2, 2, keys, 64))
+    return tuple(torch.zeros(shape, dtype=torch.bfloat16, device=device) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("device", "instruction", "suffixes"),
+    [
+        ("cuda:sm80", "mma.sync", {".ptx", ".cubin"}),
+        ("cuda:sm90", "mma", {".ptx", ".cubin"}),
+        ("rocm:gfx942", "v_mfma", {".amdgcn", ".hsaco"}),
+    ],
+)
+def test_the_kernels_and_their_code(
+    device: str, instruction: str, suffixes: set[str], tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        told = kernel_dispatch.dry_run(attend, step(), device=device)
+    (graph,) = told.graphs
+    assert told.regions() == {("attention", "triton"): 1}
+    assert len(graph.kernels) >= 1
+    for kernel in graph.kernels:
+        assert kernel.binary is not None, kernel.error
+        assert kernel.binary.registers > 0
+        assert kernel.binary.spills == 0
+        assert 0 < kernel.binary.occupancy <= 1
+        assert kernel.binary.shared_bytes <= graph.architecture.shared_bytes
+    written = told.emit(tmp_path / "kernels")
+    assert {path.suffix for path in written} == suffixes
+    assert instruction in "".join(path.read_text() for path in written if path.suffix in _TEXT)
+
+
+_TEXT = (".ptx", ".amdgcn")
+
+
+def test_what_is_told() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    with torch.no_grad():
+        told = kernel_dispatch.dry_run(model, (torch.randn(1, 3, 8, 8),), device="nvidia:SM90")
+    text = str(told)
+    for part in ("cuda:sm90 at O2", "convolution x1: cudnn", "because", "H100", "at least"):
+        assert part in text
+    graph = json.loads(told.json())["graphs"][0]
+    assert graph["plan"]["target"] == "cuda"
+    assert graph["regions"][0]["why"]
+    assert graph["least_seconds"] > 0
+    elsewhere = [no for no in graph["plan"]["rejected"] if no["target"] == "cpu"]
+    assert "cuda:sm90" in elsewhere[0]["reasons"][0]["text"]
+
+
+def test_every_graph_between_breaks_is_planned() -> None:
+    def broken_in_two(x: Tensor) -> Tensor:
+        x = torch.relu(x @ x)
+        torch._dynamo.graph_break()
+        return torch.relu(x @ x)
+
+    told = kernel_dispatch.dry_run(broken_in_two, (torch.randn(64, 64),), device="cuda:sm80")
+    assert len(told.graphs) == 2
+
+
+def test_the_backward_is_planned_with_the_forward() -> None:
+    linear = nn.Linear(16, 1 << 16)
+    x, target = torch.randn(4, 16), torch.randint(1 << 16, (4,))
+    told = kernel_dispatch.dry_run(
+        lambda x, t: functional.cross_entropy(linear(x), t), (x, target), device="cuda:sm90"
+    )
+    names = [kernel.launch.name for graph in told.graphs for kernel in graph.kernels]
+    assert any("forward" in name for name in names)
+    assert any("backward" in name for name in names)
+
+
+def test_changing_sizes_are_planned_by_what_they_were() -> None:
+    q, k, v = step()
+    torch._dynamo.mark_dynamic(k, 2)
+    torch._dynamo.mark_dynamic(v, 2)
+    with torch.no_grad():
+        told = kernel_dispatch.dry_run(attend, (q, k, v), device="cuda:sm90")
+    assert told.regions() == {("attention", "triton"): 1}
+    assert told.graphs[0].kernels
+
+
+def test_levels_and_providers_are_the_users() -> None:
+    with torch.no_grad():
+        low = kernel_dispatch.dry_run(attend, step(), device="cuda:sm90", options={"level": "O1"})
+        less = kernel_dispatch.dry_run(
+            attend, step(), device="cuda:sm90", options={"disable": "triton"}
+        )
+    assert low.regions() == less.regions() == {("attention", "mha"): 1}
+    with pytest.raises(SettingError, match="level"):
+        kernel_dispatch.dry_run(attend, step(), device="cuda:sm90", options={"level": "O7"})
+
+
+@pytest.mark.parametrize("device", ["cuda:sm91", "cuda", "cuda:0", "cpu:zen5", "sm90", ""])
+def test_a_device_that_is_no_architecture(device: str) -> None:
+    with pytest.raises(SettingError, match=r"names no architecture: one of cuda:sm80, .*gfx1100"):
+        kernel_dispatch.dry_run(attend, step(), device=device)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "net.py"
+    script.write_text(SCRIPT)
+    target, out = f"{script}:step", tmp_path / "out"
+    with torch.no_grad():
+        assert main(["explain", target, "--device", "cuda:sm90", "--emit", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "attention x1: triton" in text
+    assert f"files written to {out}" in text
+    assert list(out.glob("*.ptx"))
+    with torch.no_grad():
+        assert main(["explain", target, "--device", "rocm:gfx942", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] == "rocm:gfx942"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["net.py:step", "--device", "cuda:sm91"], 2, "Did you mean 'cuda:sm90'?"),
+        (["net.py", "--device", "cuda:sm90"], 2, "a dry run takes a function"),
+        (["net.py:step", "--emit", "x"], 2, "--device cuda:sm90"),
+        (["net.py:step", "--device", "cpu", "--emit", "x"], 2, "--device cuda:sm90"),
+        (["net.py:step", "--device", "cuda:sm90", "--all"], 2, "--all"),
+        (["net.py:broken", "--device", "cuda:sm90"], 1, "no such weights"),
+    ],
+)
+def test_bad_commands(
+    arguments: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "net.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", *arguments]) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
