@@ -20,6 +20,7 @@ _FAMILIES = {
     "rope": ("rope",),
     "embedding": ("embedding",),
     "elementwise": ("elementwise",),
+    "tensor_ops": ("transpose_copy", "concat", "slice_copy", "pad_copy"),
     "attention": ("attention",),
     "rms_norm": ("rms_norm", "add_rms_norm", "rms_norm_quantised"),
     "matmul": ("matmul",),
