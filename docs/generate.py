@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import triton_kernels
 from kernel_dispatch.bench import storing
 from kernel_dispatch.bench.results import Run
 from kernel_dispatch.bench.views import drawing
@@ -100,6 +102,10 @@ def _limits(row: CapabilityRow) -> str:
         limits.append("of complex numbers not " + ", ".join(sorted(row.refused_complex_ops)))
     if row.features:
         limits.append("needs " + ", ".join(sorted(row.features)))
+    if row.needs:
+        limits.append("needs the provider " + ", ".join(sorted(row.needs)))
+    if row.error:
+        limits.append(f"`tolerance` of {row.error:g} or more")
     kinds = ("training", "dynamic", "mutation", "subclasses")
     limits += [f"no {kind}" for kind in kinds if not getattr(row, kind)]
     if row.min_ops or row.min_bytes:
@@ -113,6 +119,17 @@ def _limits(row: CapabilityRow) -> str:
     return "; ".join(limits) or "none"
 
 
+def kernels() -> str:
+    """Every public function of `triton_kernels`, with the first words that it says of itself."""
+    rows = [
+        (f"`{name}`", " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split()))
+        for name in triton_kernels.__all__
+        for function in [getattr(triton_kernels, name)]
+    ]
+    where = "`from triton_kernels import ...`; [GPUs](gpu.md) has the rules that all of them keep."
+    return f"## Triton kernels\n\n{where}\n\n{table(('function', 'computes'), rows)}\n"
+
+
 def reasons() -> str:
     rows = ((f"`{code}`", text) for code, text in CODES.items())
     return (
@@ -122,7 +139,7 @@ def reasons() -> str:
 
 
 def page() -> str:
-    parts = (levels, options, target_table, provider_table, capabilities, reasons)
+    parts = (levels, options, target_table, provider_table, capabilities, kernels, reasons)
     return "\n".join([HEAD, *(part() for part in parts)])
 
 
