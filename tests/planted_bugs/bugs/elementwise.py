@@ -9,7 +9,7 @@ BUGS = [
         "at = row"),
     Bug("relu takes NaN away", "y = tl.where(a <= 0.0, 0.0, a)", "y = tl.where(a > 0.0, a, 0.0)"),
     Bug("maximum takes NaN away",
-        "y = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)", "y = tl.maximum(a, b)"),
+        "y = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)", "y = tl.where(a > b, a, b)"),
     Bug("equal numbers each get the whole gradient", "tl.where(b == c, 0.5 * a, a)", "a"),
     Bug("values are rounded on the way",
         "value = _computed(values, CHAIN, step, ROWS, BLOCK)",

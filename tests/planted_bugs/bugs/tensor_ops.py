@@ -1,0 +1,26 @@
+from tests.planted_bugs.bugs import Bug
+
+BUGS = [
+    Bug("the last column is left out", "(column < sizes[last])\n    target",
+        "(column < sizes[last] - 1)\n    target"),
+    Bug("strides of source and target are swapped",
+        "row * source_strides[last - 1] + column * source_strides[last]",
+        "row * target_strides[last - 1] + column * target_strides[last]"),
+    Bug("what lies before the source is read", "is_inside &= (column >= 0) & (column < limits",
+        "is_inside &= (column < limits"),
+    Bug("outer dimensions are counted by the size of the one beside", "tile = tile // sizes[last - 2 - outer]",
+        "tile = tile // sizes[last - 1]"),
+    Bug("dimensions are folded by the strides of the target alone",
+        "return far.source == near.source * near.size and far.target",
+        "return far.target"),
+    Bug("a padded dimension is folded into the one before it",
+        "if found and not dim.is_padded and _continues", "if found and _continues"),
+    Bug("pads are taken in the order of the dimensions", "found[-1 - place] = before",
+        "found[place] = before"),
+    Bug("negative zero is taken for zero", "is_zero = value == 0 and math.copysign(1, value) > 0",
+        "is_zero = value == 0"),
+    Bug("the gradient of a slice ignores the step", "if step == 1:\n        before",
+        "if step > 0:\n        before"),
+    Bug("concat forgets where the last tensor ended", "start += tensor.shape[dim]",
+        "start = tensor.shape[dim]"),
+]  # fmt: skip
