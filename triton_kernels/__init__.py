@@ -22,6 +22,7 @@ _FAMILIES = {
     "elementwise": ("elementwise",),
     "tensor_ops": ("transpose_copy", "concat", "slice_copy", "pad_copy"),
     "attention": ("attention",),
+    "decode_attention": ("decode_attention", "paged_decode_attention"),
     "rms_norm": ("rms_norm", "add_rms_norm", "rms_norm_quantised"),
     "matmul": ("matmul",),
     "scaled_matmul": ("scaled_matmul", "quantise_rows"),

@@ -21,6 +21,7 @@ from triton_kernels._triton import jit, tl
 from triton_kernels.architectures import Architecture
 from triton_kernels.configurations import Config, power_of_two
 from triton_kernels.configurations import attention as configurations
+from triton_kernels.device import tanh
 from triton_kernels.errors import demand
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
@@ -55,40 +56,28 @@ def _load(at, row_is_in, size: tl.constexpr, SIZE: tl.constexpr, EDGE: tl.conste
 
 
 @jit
-def _tanh(x):
-    """By its series where 1 - 2 / (e^2x + 1) would cancel."""
-    square, large = x * x, tl.abs(x)
-    series = 0.00241497 * square - 0.00844694
-    series = (series * square + 0.02179898) * square - 0.0539628
-    series = (series * square + 0.13333318) * square - 0.33333333
-    far = 1.0 - 2.0 / (tl.exp2(large * 2.8853900817779268) + 1.0)
-    return tl.where(large < 0.6, x + x * square * series, tl.where(x < 0, -far, far))
-
-
-@jit
 def _scored(products, mask, scale, softcap):
     """(scores in powers of two, how steep softcap is there) of products of queries and keys."""
     if softcap is None:
-        scores, slope = products * scale, 1.0
+        scores, slope = products * (scale * 1.4426950408889634), 1.0
     else:
-        bent = _tanh(products * (scale / softcap))
-        scores, slope = bent * softcap, 1.0 - bent * bent
+        bent = tanh(products * (scale / softcap))
+        scores, slope = bent * (softcap * 1.4426950408889634), 1.0 - bent * bent
     if mask is not None and mask.dtype != tl.uint8:
-        scores += mask.to(tl.float32)
-    return scores * 1.4426950408889634, slope
+        scores += mask.to(tl.float32) * 1.4426950408889634
+    return scores, slope
 
 
 @jit
-def _is_seen(row, column, mask, n_keys, lower, upper):
-    """Which keys (columns) the queries (rows) may see; row and column are made to broadcast."""
-    seen = (column < n_keys) & (row >= 0)
+def _only_seen(scores, row, column, mask, lower, upper):
+    """-inf for what the queries (rows) may not see of the keys; row and column broadcast."""
     if lower is not None:
-        seen &= column - row >= lower
+        scores = tl.where(column - row >= lower, scores, float("-inf"))
     if upper is not None:
-        seen &= column - row <= upper
+        scores = tl.where(column - row <= upper, scores, float("-inf"))
     if mask is not None and mask.dtype == tl.uint8:
-        seen &= mask != 0
-    return seen
+        scores = tl.where(mask != 0, scores, float("-inf"))
+    return scores
 
 
 @jit
@@ -116,8 +105,8 @@ def _attend(
             scores, _ = _scored(scores, mask, scale, softcap)
             factor = 1.0
         if EDGE:
-            seen = _is_seen(row[:, None], column[None, :], mask, n_keys, lower, upper)
-            scores = tl.where(seen, scores, float("-inf"))
+            scores = tl.where(is_in[None, :], scores, float("-inf"))
+            scores = _only_seen(scores, row[:, None], column[None, :], mask, lower, upper)
         higher = tl.maximum(top, tl.max(scores, 1) * factor)
         # A row that has seen nothing yet: -inf - -inf would be NaN.
         level = tl.where(higher == float("-inf"), 0.0, higher)
@@ -133,19 +122,13 @@ def _attend(
 
 @jit
 def _keys_of(first, last, n_keys, lower, upper, COLUMNS: tl.constexpr):
-    """(begin, whole_begin, whole_end, end): which keys the queries first..last see any of, and
-    between which of them every query sees every key. All but the end are multiples of COLUMNS."""
+    """(begin, end) of the keys that any of the queries first..last sees."""
     begin, end = 0, n_keys
-    whole_begin, whole_end = begin, end
     if lower is not None:
         begin = tl.maximum(first + lower, 0) // COLUMNS * COLUMNS
-        whole_begin = tl.cdiv(tl.maximum(last + lower, 0), COLUMNS) * COLUMNS
     if upper is not None:
         end = tl.minimum(tl.maximum(last + upper + 1, 0), n_keys)
-        whole_end = tl.minimum(tl.maximum(first + upper + 1, 0), n_keys)
-    whole_begin = tl.minimum(whole_begin, tl.cdiv(end, COLUMNS) * COLUMNS)
-    whole_end = tl.maximum(whole_end // COLUMNS * COLUMNS, whole_begin)
-    return begin, whole_begin, whole_end, end
+    return begin, end
 
 
 @jit
@@ -184,28 +167,24 @@ def _attention_forward_kernel(
     total = tl.zeros([ROWS], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     last = tl.minimum(first + ROWS, n_queries) - 1
-    begin, whole_begin, whole_end, end = _keys_of(first, last, n_keys, lower, upper, COLUMNS)
-    if mask_ptr is not None:
-        whole_begin, whole_end = begin, begin
-    if lower is not None:
+    begin, end = _keys_of(first, last, n_keys, lower, upper, COLUMNS)
+    # First the tiles that all queries see all of, as far as that can be told from their place.
+    if mask_ptr is None and lower is None:
+        whole = n_keys
+        if upper is not None:
+            whole = tl.minimum(tl.maximum(first + upper + 1, 0), n_keys)
+        whole = whole // COLUMNS * COLUMNS
         sums, total, top = _attend(
             sums, total, top, query, key_ptr, value_ptr, mask_ptr, key_at, value_at, mask_at,
-            key_row, value_row, mask_column, row, begin, tl.minimum(whole_begin, end),
-            n_queries, n_keys, scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE,
-            PRECISION, COLUMNS, True,
+            key_row, value_row, mask_column, row, begin, whole, n_queries, n_keys,
+            scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE, PRECISION,
+            COLUMNS, False,
         )  # fmt: skip
-    if mask_ptr is None:
-        sums, total, top = _attend(
-            sums, total, top, query, key_ptr, value_ptr, mask_ptr, key_at, value_at, mask_at,
-            key_row, value_row, mask_column, row, whole_begin, whole_end,
-            n_queries, n_keys, scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE,
-            PRECISION, COLUMNS, False,
-        )  # fmt: skip
+        begin = whole
     sums, total, top = _attend(
         sums, total, top, query, key_ptr, value_ptr, mask_ptr, key_at, value_at, mask_at,
-        key_row, value_row, mask_column, row, whole_end, end,
-        n_queries, n_keys, scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE,
-        PRECISION, COLUMNS, True,
+        key_row, value_row, mask_column, row, begin, end, n_queries, n_keys,
+        scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE, PRECISION, COLUMNS, True,
     )  # fmt: skip
 
     nothing = total == 0.0  # of what was seen, the largest counts 1
@@ -218,37 +197,6 @@ def _attention_forward_kernel(
     out_at = _tile(out_row, out_column, ROWS, VALUE_SIZE, FAR)
     is_in = (row < n_queries)[:, None] & (tl.arange(0, VALUE_SIZE) < value_size)[None, :]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), is_in)
-
-
-@jit
-def _attend_backward(
-    grad_query, query, grad, lse, delta, key_ptr, value_ptr, mask_ptr, key_at, value_at, mask_at,
-    key_row, value_row, mask_column, row, begin, end, n_queries, n_keys,
-    scale, softcap, lower, upper, size: tl.constexpr, value_size: tl.constexpr,
-    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
-    COLUMNS: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    """As `_attend`, for the gradient of the queries. `lse` is in powers of two here."""
-    for start in range(begin, end, COLUMNS):
-        first = tl.cast(start, tl.int64)
-        column = start + tl.arange(0, COLUMNS)
-        is_in = column < n_keys
-        key = _load(key_ptr + first * key_row + key_at, is_in, size, SIZE, EDGE)
-        value = _load(value_ptr + first * value_row + value_at, is_in, value_size, VALUE_SIZE, EDGE)
-        mask = None
-        if mask_ptr is not None:
-            there = (row < n_queries)[:, None] & is_in[None, :]
-            mask = tl.load(mask_ptr + first * mask_column + mask_at, there, 0)
-        products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-        scores, slope = _scored(products, mask, scale, softcap)
-        if EDGE:
-            seen = _is_seen(row[:, None], column[None, :], mask, n_keys, lower, upper)
-            scores = tl.where(seen, scores, float("-inf"))
-        weights = tl.exp2(scores - lse[:, None])
-        grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
-        grad_scores = weights * (grad_weights - delta[:, None]) * slope
-        grad_query = tl.dot(grad_scores.to(key.dtype), key, grad_query, input_precision=PRECISION)
-    return grad_query
 
 
 @jit
@@ -300,84 +248,31 @@ def _attention_query_backward_kernel(
 
     grad_query = tl.zeros([ROWS, SIZE], tl.float32)
     last = tl.minimum(first + ROWS, n_queries) - 1
-    begin, whole_begin, whole_end, end = _keys_of(first, last, n_keys, lower, upper, COLUMNS)
-    if mask_ptr is not None:
-        whole_begin, whole_end = begin, begin
-    if lower is not None:
-        grad_query = _attend_backward(
-            grad_query, query, grad, lse, delta, key_ptr, value_ptr, mask_ptr,
-            key_at, value_at, mask_at, key_row, value_row, mask_column, row,
-            begin, tl.minimum(whole_begin, end), n_queries, n_keys, scale, softcap, lower, upper,
-            size, value_size, SIZE, VALUE_SIZE, PRECISION, COLUMNS, True,
-        )  # fmt: skip
-    if mask_ptr is None:
-        grad_query = _attend_backward(
-            grad_query, query, grad, lse, delta, key_ptr, value_ptr, mask_ptr,
-            key_at, value_at, mask_at, key_row, value_row, mask_column, row,
-            whole_begin, whole_end, n_queries, n_keys, scale, softcap, lower, upper,
-            size, value_size, SIZE, VALUE_SIZE, PRECISION, COLUMNS, False,
-        )  # fmt: skip
-    grad_query = _attend_backward(
-        grad_query, query, grad, lse, delta, key_ptr, value_ptr, mask_ptr,
-        key_at, value_at, mask_at, key_row, value_row, mask_column, row,
-        whole_end, end, n_queries, n_keys, scale, softcap, lower, upper,
-        size, value_size, SIZE, VALUE_SIZE, PRECISION, COLUMNS, True,
-    )  # fmt: skip
+    begin, end = _keys_of(first, last, n_keys, lower, upper, COLUMNS)
+    for start in range(begin, end, COLUMNS):
+        far = tl.cast(start, tl.int64)
+        column = start + tl.arange(0, COLUMNS)
+        is_in = column < n_keys
+        key = _load(key_ptr + far * key_row + key_at, is_in, size, SIZE, True)
+        value = _load(value_ptr + far * value_row + value_at, is_in, value_size, VALUE_SIZE, True)
+        mask = None
+        if mask_ptr is not None:
+            there = row_is_in[:, None] & is_in[None, :]
+            mask = tl.load(mask_ptr + far * mask_column + mask_at, there, 0)
+        products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        scores, slope = _scored(products, mask, scale, softcap)
+        scores = tl.where(is_in[None, :], scores, float("-inf"))
+        scores = _only_seen(scores, row[:, None], column[None, :], mask, lower, upper)
+        weights = tl.exp2(scores - lse[:, None])
+        grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
+        grad_scores = weights * (grad_weights - delta[:, None]) * slope
+        grad_query = tl.dot(grad_scores.to(key.dtype), key, grad_query, input_precision=PRECISION)
+
+    far = first.to(tl.int64)
     grad_query_ptr += batch * grad_query_batch + head * grad_query_head + far * grad_query_row
     at = grad_query_ptr + _tile(grad_query_row, grad_query_column, ROWS, SIZE, FAR)
     is_in = row_is_in[:, None] & (tl.arange(0, SIZE) < size)[None, :]
     tl.store(at, (grad_query * scale).to(grad_query_ptr.dtype.element_ty), is_in)
-
-
-@jit
-def _gather_backward(
-    grad_key, grad_value, key, value, query_ptr, grad_ptr, mask_ptr, lse_ptr, delta_ptr,
-    query_at, grad_at, mask_at, query_row, grad_row, mask_row, column, begin, end,
-    n_queries, n_keys, scale, softcap, lower, upper,
-    size: tl.constexpr, value_size: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    """The queries from `begin` to `end`. Tiles of scores stand keys by queries here."""
-    for start in range(begin, end, ROWS):
-        first = tl.cast(start, tl.int64)
-        row = start + tl.arange(0, ROWS)
-        is_in = row < n_queries
-        query = _load(query_ptr + first * query_row + query_at, is_in, size, SIZE, EDGE)
-        grad = _load(grad_ptr + first * grad_row + grad_at, is_in, value_size, VALUE_SIZE, EDGE)
-        # Queries that are not there: their weights are exp(0 - inf).
-        lse = tl.load(lse_ptr + row, is_in, float("inf")) * 1.4426950408889634
-        delta = tl.load(delta_ptr + row, is_in, 0.0)
-        mask = None
-        if mask_ptr is not None:
-            there = (column < n_keys)[:, None] & is_in[None, :]
-            mask = tl.load(mask_ptr + first * mask_row + mask_at, there, 0)
-        products = tl.dot(key, tl.trans(query), input_precision=PRECISION)
-        scores, slope = _scored(products, mask, scale, softcap)
-        if EDGE:
-            seen = _is_seen(row[None, :], column[:, None], mask, n_keys, lower, upper)
-            scores = tl.where(seen, scores, float("-inf"))
-        weights = tl.exp2(scores - lse[None, :])
-        grad_value = tl.dot(weights.to(grad.dtype), grad, grad_value, input_precision=PRECISION)
-        grad_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
-        grad_scores = weights * (grad_weights - delta[None, :]) * slope
-        grad_key = tl.dot(grad_scores.to(query.dtype), query, grad_key, input_precision=PRECISION)
-    return grad_key, grad_value
-
-
-@jit
-def _queries_of(first, last, n_queries, lower, upper, ROWS: tl.constexpr):
-    """As `_keys_of`: the queries that see any of the keys first..last, or every one of them."""
-    begin, end = 0, n_queries
-    whole_begin, whole_end = begin, end
-    if upper is not None:
-        begin = tl.maximum(first - upper, 0) // ROWS * ROWS
-        whole_begin = tl.cdiv(tl.maximum(last - upper, 0), ROWS) * ROWS
-    if lower is not None:
-        end = tl.minimum(tl.maximum(last - lower + 1, 0), n_queries)
-        whole_end = tl.minimum(tl.maximum(first - lower + 1, 0), n_queries)
-    whole_begin = tl.minimum(whole_begin, tl.cdiv(end, ROWS) * ROWS)
-    whole_end = tl.maximum(whole_end // ROWS * ROWS, whole_begin)
-    return begin, whole_begin, whole_end, end
 
 
 @jit
@@ -406,6 +301,8 @@ def _attention_key_backward_kernel(
     far = first.to(tl.int64)
     key_ptr += batch * key_batch + key_head_index * key_head + far * key_row
     value_ptr += batch * value_batch + key_head_index * value_head + far * value_row
+    if mask_ptr is not None:
+        mask_ptr += far * mask_column
     key_at = _tile(key_row, key_column, COLUMNS, SIZE, FAR)
     value_at = _tile(value_row, value_column, COLUMNS, VALUE_SIZE, FAR)
     query_at = _tile(query_row, query_column, ROWS, SIZE, FAR)
@@ -416,42 +313,40 @@ def _attention_key_backward_kernel(
 
     grad_key = tl.zeros([COLUMNS, SIZE], tl.float32)
     grad_value = tl.zeros([COLUMNS, VALUE_SIZE], tl.float32)
-    last = tl.minimum(first + COLUMNS, n_keys) - 1
-    begin, whole_begin, whole_end, end = _queries_of(first, last, n_queries, lower, upper, ROWS)
-    if mask_ptr is not None:
-        whole_begin, whole_end = begin, begin
+    begin, end = 0, n_queries
+    if upper is not None:
+        begin = tl.maximum(first - upper, 0) // ROWS * ROWS
+    if lower is not None:
+        end = tl.minimum(tl.maximum(first + COLUMNS - lower, 0), n_queries)
     for member in range(group):
         head = key_head_index * group + member
         queries = query_ptr + batch * query_batch + head * query_head
         grads = grad_ptr + batch * grad_batch + head * grad_head
-        lses = lse_ptr + (batch * heads + head) * n_queries
-        deltas = delta_ptr + (batch * heads + head) * n_queries
-        masks = None
-        if mask_ptr is not None:
-            masks = mask_ptr + batch * mask_batch + head * mask_head + far * mask_column
-        if upper is not None:
-            grad_key, grad_value = _gather_backward(
-                grad_key, grad_value, key, value, queries, grads, masks, lses, deltas,
-                query_at, grad_at, mask_at, query_row, grad_row, mask_row, column,
-                begin, tl.minimum(whole_begin, end), n_queries, n_keys,
-                scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE,
-                PRECISION, ROWS, True,
-            )  # fmt: skip
-        if mask_ptr is None:
-            grad_key, grad_value = _gather_backward(
-                grad_key, grad_value, key, value, queries, grads, masks, lses, deltas,
-                query_at, grad_at, mask_at, query_row, grad_row, mask_row, column,
-                whole_begin, whole_end, n_queries, n_keys,
-                scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE,
-                PRECISION, ROWS, False,
-            )  # fmt: skip
-        grad_key, grad_value = _gather_backward(
-            grad_key, grad_value, key, value, queries, grads, masks, lses, deltas,
-            query_at, grad_at, mask_at, query_row, grad_row, mask_row, column,
-            whole_end, end, n_queries, n_keys,
-            scale, softcap, lower, upper, size, value_size, SIZE, VALUE_SIZE,
-            PRECISION, ROWS, True,
-        )  # fmt: skip
+        of_rows = (batch * heads + head) * n_queries
+        for start in range(begin, end, ROWS):
+            far = tl.cast(start, tl.int64)
+            row = start + tl.arange(0, ROWS)
+            is_in = row < n_queries
+            query = _load(queries + far * query_row + query_at, is_in, size, SIZE, True)
+            grad = _load(grads + far * grad_row + grad_at, is_in, value_size, VALUE_SIZE, True)
+            # Queries that are not there: their weights are exp(0 - inf).
+            lse = tl.load(lse_ptr + of_rows + row, is_in, float("inf")) * 1.4426950408889634
+            delta = tl.load(delta_ptr + of_rows + row, is_in, 0.0)
+            mask = None
+            if mask_ptr is not None:
+                there = column_is_in[:, None] & is_in[None, :]
+                at = mask_ptr + batch * mask_batch + head * mask_head + far * mask_row + mask_at
+                mask = tl.load(at, there, 0)
+            products = tl.dot(key, tl.trans(query), input_precision=PRECISION)
+            scores, slope = _scored(products, mask, scale, softcap)
+            scores = _only_seen(scores, row[None, :], column[:, None], mask, lower, upper)
+            weights = tl.exp2(scores - lse[None, :])
+            grad_value = tl.dot(weights.to(grad.dtype), grad, grad_value, input_precision=PRECISION)
+            grad_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
+            grad_scores = (weights * (grad_weights - delta[None, :]) * slope).to(query.dtype)
+            grad_key = tl.dot(grad_scores, query, grad_key, input_precision=PRECISION)
+
+    far = first.to(tl.int64)
     grad_key_ptr += batch * grad_key_batch + key_head_index * grad_key_head + far * grad_key_row
     at = grad_key_ptr + _tile(grad_key_row, grad_key_column, COLUMNS, SIZE, FAR)
     is_in = column_is_in[:, None] & (tl.arange(0, SIZE) < size)[None, :]
@@ -480,7 +375,9 @@ def _launch_forward(
     out, lse = _fake_forward(query, key, value, mask, scale, softcap, lower, upper)
     batch, heads, n_queries, _ = query.shape
     known = _known(query, key, value, mask, scale, softcap, lower, upper)
-    config = _config("attention_forward", configurations.forward, query, value, known)
+    config = _config("attention_forward", configurations.forward, query, known)
+    if config is None:
+        return attention_meaning(query, key, value, mask, scale, softcap, lower, upper)
     launch(
         _attention_forward_kernel,
         (batch * heads * cdiv(n_queries, config["ROWS"]),),
@@ -514,27 +411,30 @@ def _launch_backward(
     known |= {"grad_ptr": grad, "lse_ptr": lse, "delta_ptr": torch.empty_like(lse)}
     known |= _strides(grad=grad)
     read = (query, key, value, mask, grad)
-    config = _config("attention_query_backward", configurations.query_backward, query, value, known)
+    by_query = _config("attention_query_backward", configurations.query_backward, query, known)
+    by_key = _config("attention_key_backward", configurations.key_backward, query, known)
+    if by_query is None or by_key is None:
+        settings = (scale, softcap, lower, upper)
+        return backward_meaning(grad, query, key, value, mask, out, lse, *settings)
     launch(
         _attention_query_backward_kernel,
-        (batch * heads * cdiv(n_queries, config["ROWS"]),),
-        config,
+        (batch * heads * cdiv(n_queries, by_query["ROWS"]),),
+        by_query,
         **known,
         out_ptr=out,
         grad_query_ptr=grad_query,
         **_strides(out=out, grad_query=grad_query),
-        FAR=_is_far(config, *read, out, grad_query),
+        FAR=_is_far(by_query, *read, out, grad_query),
     )
-    config = _config("attention_key_backward", configurations.key_backward, query, value, known)
     launch(
         _attention_key_backward_kernel,
-        (batch * key.shape[1] * cdiv(key.shape[2], config["COLUMNS"]),),
-        config,
+        (batch * key.shape[1] * cdiv(key.shape[2], by_key["COLUMNS"]),),
+        by_key,
         **known,
         grad_key_ptr=grad_key,
         grad_value_ptr=grad_value,
         **_strides(grad_key=grad_key, grad_value=grad_value),
-        FAR=_is_far(config, *read, grad_key, grad_value),
+        FAR=_is_far(by_key, *read, grad_key, grad_value),
     )
     return grad_query, grad_key, grad_value
 
@@ -574,17 +474,17 @@ def _known(
     }
 
 
-def _config(
-    kernel: str, candidates_of: Any, query: Tensor, value: Tensor, known: dict[str, Any]
-) -> Config:
+def _config(kernel: str, candidates_of: Any, query: Tensor, known: dict[str, Any]) -> Config | None:
+    """None where no configuration is good: float32 and large heads on some architectures."""
     architecture = architectures.of(query.device)
     size = max(known["SIZE"], known["VALUE_SIZE"])
     queries = power_of_two(known["n_queries"], at_most=256)
-    candidates = candidates_of(architecture, size, queries, query.dtype)
-    bounded = [
-        name for name in ("mask_ptr", "softcap", "lower", "upper") if known[name] is not None
-    ]
-    return tuning.choose(kernel, architecture, (size, queries, query.dtype, *bounded), candidates)
+    problem = (size, queries, query.dtype, known["PRECISION"])
+    candidates = candidates_of(architecture, *problem)
+    names = [name for name in ("mask_ptr", "softcap", "lower", "upper") if known[name] is not None]
+    return (
+        tuning.choose(kernel, architecture, (*problem, *names), candidates) if candidates else None
+    )
 
 
 def _as_bytes(mask: Tensor | None) -> Tensor | None:
