@@ -379,8 +379,8 @@ def _wants_gradient(weight: Tensor | None) -> bool:
 
 def demand_reduction(reduction: str, label_smoothing: float) -> None:
     demand(reduction in REDUCTIONS, f"reduction is one of {', '.join(REDUCTIONS)}, not {reduction}")
-    between = 0.0 <= label_smoothing <= 1.0
-    demand(between, f"label_smoothing is between 0 and 1, not {label_smoothing}")
+    if not 0.0 <= label_smoothing <= 1.0:  # Dynamo traces no text that is made of a number
+        demand(False, f"label_smoothing is between 0 and 1, not {label_smoothing}")
 
 
 def _demand_fits(logits: Tensor, target: Tensor, weight: Tensor | None) -> None:

@@ -403,7 +403,8 @@ def linear_cross_entropy(
     """
     _demand_fits(hidden, weight, target, bias)
     cross_entropy.demand_reduction(reduction, label_smoothing)
-    demand(chunk is None or chunk > 0, f"chunk is a number of tokens, not {chunk}")
+    if chunk is not None and chunk < 1:  # Dynamo traces no text that is made of a number
+        demand(False, f"chunk is a number of tokens, not {chunk}")
     rows = hidden.reshape(math.prod(hidden.shape[:-1]), hidden.shape[-1])
     targets = target.reshape(-1)
     chunk = chunk or configurations.chunk(rows.shape[0], weight.shape[0], hidden.dtype.itemsize)

@@ -264,6 +264,20 @@ def test_float64_is_computed_in_plain_torch(reduction: str) -> None:
 
 
 @pytest.mark.plain
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_it_is_traced_whole_with_sizes_that_change(reduction: str) -> None:
+    def loss(hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
+        return linear_cross_entropy(
+            hidden, weight, target, chunk=8, reduction=reduction, label_smoothing=smoothing
+        )
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens, smoothing in ((20, 0.1), (33, 0.2)):
+        inputs = (*operands(tokens), smoothing)
+        assert torch.allclose(compiled(*inputs), loss(*inputs))
+
+
+@pytest.mark.plain
 def test_bad_arguments_are_named() -> None:
     hidden, weight, target = operands()
     with pytest.raises(KernelArgumentError, match=r"weight is \(classes, features\), .* with 16"):
