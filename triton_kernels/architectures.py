@@ -175,6 +175,11 @@ def is_assumed() -> bool:
     return _assumed.get() is not None
 
 
+# As torch.compiler.assume_constant_result does it, which would import the compiler: Dynamo calls the
+# function while it traces instead of looking into it.
+is_assumed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def of(device: torch.device) -> Architecture:
     """The architecture that kernels for tensors on this device are configured for."""
     assumed = _assumed.get()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class KernelArgumentError(ValueError):
@@ -21,7 +21,11 @@ class UnknownArchitectureError(ValueError):
         return cls(f"unknown architecture {name!r}: one of {', '.join(names)}.{hint}")
 
 
-def demand(holds: bool, message: str) -> None:
-    """Raise KernelArgumentError with this message unless the condition holds."""
+def demand(holds: bool, message: str | Callable[[], str]) -> None:
+    """Raise KernelArgumentError with this message unless the condition holds.
+
+    A message with a number of the caller's in it is a function: Dynamo cannot put a size that may
+    change into a string, and does not have to where nothing is wrong.
+    """
     if not holds:
-        raise KernelArgumentError(message)
+        raise KernelArgumentError(message if isinstance(message, str) else message())

@@ -21,7 +21,6 @@ from lowering.regions.calls import arguments, dtype_name, name_of, value_of
 
 _NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
 _DEFAULTS = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
-_FEW = 8  # queries of one step: one token, or a few that were guessed ahead
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class AttentionCall:
     @property
     def kind(self) -> str:
         queries, keys = (hint(value_of(node).shape[-2]) for node in (self.query, self.key))
-        if queries <= _FEW and keys > queries:
+        if queries == 1 and keys > 1:
             return "decode"
         return "prefill" if self.mask is None else "masked"
 

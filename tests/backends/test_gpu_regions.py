@@ -88,6 +88,12 @@ def test_training_and_float32_steps_are_left_to_torch() -> None:
         assert plan(attend(), q, k, k) == {("attention", "mha"): 1}
 
 
+def test_two_queries_see_all_keys_as_torch_has_it() -> None:
+    q, k = torch.randn(1, 2, 2, 16).to(HALF), torch.randn(1, 2, 30, 16).to(HALF)
+    with torch.no_grad():
+        assert plan(attend(), q, k, k) == {("attention", "cudnn"): 1}
+
+
 @pytest.mark.parametrize("written", ["expand", "whole"])
 def test_heads_that_were_repeated_are_read_once(written: str) -> None:
     """As transformers repeats them for a mask, or as torch's own argument does."""
