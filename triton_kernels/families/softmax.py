@@ -440,7 +440,8 @@ def _demand_fits(x: Tensor, dim: int, mask: Tensor | None) -> None:
         f"x is a tensor of floats with a dimension, not {_of(x)}",
     )
     there = -x.dim() <= dim < x.dim()
-    demand(there, f"dim is one of {x.dim()} dimensions, {-x.dim()} to {x.dim() - 1}, not {dim}")
+    choice = f"dim is one of {x.dim()} dimensions, {-x.dim()} to {x.dim() - 1}"
+    demand(there, lambda: f"{choice}, not {dim}")
     if mask is not None:
         sizes = zip(reversed(mask.shape), reversed(x.shape), strict=False)
         spreads = mask.dim() <= x.dim() and all(m in (1, size) for m, size in sizes)
