@@ -196,7 +196,7 @@ def _tests(settings: Settings) -> Iterator[Job]:
     """A row for each file. They run on the GPU where kernels are not interpreted."""
     folder = ROOT / "tests" / "kernels" / "triton"
     for path in sorted(folder.glob("test_*.py")):
-        yield Job(f"check/pytest/{path.stem}", partial(_pytest, path, settings.quick))
+        yield Job(f"check/pytest/{path.stem}", partial(_pytest, path, settings))
     if not folder.is_dir():
         yield Job("check/pytest", partial(_absent, "tests/kernels/triton is not here"))
 
@@ -205,14 +205,15 @@ def _absent(reason: str) -> Row:
     raise Absent(reason)
 
 
-def _pytest(path: Path, quick: bool) -> Row:
-    more = ["--collect-only"] if quick else ["--maxfail=30"]
+def _pytest(path: Path, settings: Settings) -> Row:
+    more = ["--collect-only"] if settings.quick else ["--maxfail=30"]
     done = subprocess.run(
         [sys.executable, "-c", _RUN_PYTEST, str(path), "-q", "--no-header", *more],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
+        timeout=0.95 * settings.row_seconds,  # ended from outside, it would leave its child behind
     )
     lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-400:]]
     failed = [line[:300] for line in lines if line.startswith(("FAILED", "ERROR"))]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import results as storing
 from benchmarks.gpu import supervising, tables
 from benchmarks.gpu.results import Job, Results, ResultsError
 from benchmarks.gpu.settings import Settings
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _demand_device(settings)
         if options.worker:
-            return supervising.work(settings, _jobs(settings, options.part))
+            return supervising.work(settings, _jobs(settings, options.part), arguments)
         if options.list:
             write("\n".join(job.key for job in _jobs(settings, options.part)))
             return 0
@@ -49,10 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _call(settings: Settings, part: str, arguments: Sequence[str]) -> int:
-    results, keys = Results(settings.json), {job.key for job in _jobs(settings, part)}
-    results.begin_run(storing.surroundings(settings.device, list(arguments)))
+    keys = {job.key for job in _jobs(settings, part)}
     if settings.retry:
-        results.forget_failures(keys)
+        Results(settings.json).forget_failures(keys)
     code = supervising.watch(settings, arguments)
     if code:
         return code

@@ -182,7 +182,7 @@ def _copied(outputs: Any) -> list[torch.Tensor]:
 def _time(
     settings: Settings, watch: Clock, calls: dict[str, Call], found: dict[str, dict[str, Any]]
 ) -> None:
-    """As users call it: not in graphs of ours. The caches are warm, as between two layers."""
+    """As users call it, not in graphs of ours: where the host is slower, that is in both times."""
     for name, call in list(calls.items()):
         try:
             for _ in range(2):

@@ -11,12 +11,12 @@ import platform
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.settings import CPU_NOTE
 from kernel_dispatch.bench.surroundings import commit
 
 FORMAT = "unified-gpu-results 1"
@@ -52,6 +52,9 @@ class Results:
 
     def get(self, key: str) -> Row | None:
         return self.record["rows"].get(key)
+
+    def last_call(self) -> str:
+        return str(self.record["runs"][-1]["started"]) if self.record["runs"] else ""
 
     def begin_run(self, surroundings: dict[str, Any]) -> None:
         """Rows say which run they are from: a file may be continued at another commit."""
@@ -105,7 +108,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def surroundings(device: str, arguments: list[str]) -> dict[str, Any]:
     return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "arguments": arguments,
         "commit": commit(),
         "torch": torch.__version__,
@@ -127,7 +129,7 @@ def _triton() -> str:
 
 def _card(device: str) -> dict[str, Any]:
     if device == "cpu":
-        return {"card": "cpu, not a measurement"}
+        return {"card": CPU_NOTE}
     properties = torch.cuda.get_device_properties(device)
     return {
         "card": properties.name,

@@ -13,26 +13,30 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.cases.case import Absent
-from benchmarks.gpu.results import ABSENT, FAILED, OK, RUNNING, Job, Results
+from benchmarks.gpu.results import ABSENT, FAILED, OK, RUNNING, Job, Results, surroundings
 from benchmarks.gpu.settings import Settings
 from kernel_dispatch.terminal import write
 
 BROKEN = 75  # the exit code of a process whose GPU context is lost
-_UNTIL = "GPU_BENCHMARK_UNTIL"  # when the call ends, for the worker; in seconds of time.time()
+# For the worker: when the call ends, in seconds of time.time(), and when it began, which names it.
+_UNTIL, _CALL = "GPU_BENCHMARK_UNTIL", "GPU_BENCHMARK_CALL"
 
 
 def watch(settings: Settings, arguments: Sequence[str]) -> int:
     """Start workers until one of them comes to the end of the rows, or of the time."""
     until = time.time() + settings.seconds
+    environment = _environment(settings, until)
+    _forget_unfinished(Results(settings.json))
     while True:
         code = subprocess.run(
             [sys.executable, "-m", "benchmarks.gpu", *arguments, "--worker"],
-            env=_environment(settings, until),
+            env=environment,
             check=False,
         ).returncode
         results = Results(settings.json)
@@ -43,13 +47,19 @@ def watch(settings: Settings, arguments: Sequence[str]) -> int:
             return code
         if time.time() >= until:
             return 0
-        if "--retry" in arguments:  # what failed just now would be tried again and again
-            arguments = [one for one in arguments if one != "--retry"]
+
+
+def _forget_unfinished(results: Results) -> None:
+    """Somebody ended an earlier call, both of its processes: nobody said what became of the row."""
+    stuck = results.running()
+    if stuck is not None:
+        results.remove(stuck["key"])
 
 
 def _environment(settings: Settings, until: float) -> dict[str, str]:
     """Without a GPU, kernels are interpreted; with one, they must not be."""
-    environment = {**os.environ, _UNTIL: str(until)}
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    environment = {**os.environ, _UNTIL: str(until), _CALL: now}
     environment.pop("TRITON_INTERPRET", None)
     if settings.device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
@@ -70,8 +80,13 @@ def _settle(results: Results, row: dict[str, Any], code: int, until: float) -> N
 # --- in the worker --------------------------------------------------------------------------------
 
 
-def work(settings: Settings, jobs: Sequence[Job]) -> int:
+def work(settings: Settings, jobs: Sequence[Job], arguments: Sequence[str]) -> int:
+    """The card is asked here and not in the process that watches: there may be cards that one
+    process at a time can use."""
     results = Results(settings.json)
+    started = os.environ.get(_CALL, "")
+    if not started or results.last_call() != started:
+        results.begin_run({"started": started, **surroundings(settings.device, list(arguments))})
     until = float(os.environ.get(_UNTIL, time.time() + settings.seconds))
     for number, job in enumerate(jobs, 1):
         if results.get(job.key) is not None:

@@ -50,8 +50,8 @@ class Clock:
     how = WALL
 
     def __init__(self, quick: bool) -> None:
-        self._budget = 0.01 if quick else 0.6  # seconds for all rounds of one row
-        self._least = 3 if quick else _LEAST_ROUNDS
+        self._budget = 0.6  # seconds for all rounds of one row
+        self._least, self._most = (3, 3) if quick else (_LEAST_ROUNDS, _MOST_ROUNDS)
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
@@ -83,7 +83,7 @@ class Clock:
 
     def _rounds(self, seconds: float) -> int:
         fitting = int(self._budget / max(seconds, 1e-7))
-        return max(self._least, min(_MOST_ROUNDS, fitting | 1))
+        return max(self._least, min(self._most, fitting | 1))
 
     def wait(self) -> None:
         pass

@@ -26,7 +26,7 @@ DECODE = (
     (8, 32, 32, 1, 8192, 128),
     (1, 32, 4, 1, 4096, 128),
 )
-DECODE_ODD = ((3, 6, 2, 1, 333, 80), (1, 8, 1, 5, 1025, 96), (2, 4, 4, 2, 1, 64))
+DECODE_ODD = ((3, 6, 2, 1, 333, 80), (1, 8, 1, 5, 1025, 96), (2, 4, 4, 1, 1, 64))
 PAGE = 16  # keys
 
 
@@ -171,7 +171,7 @@ CASES = (
         own_whole_cache,
         decode_work(1.0),
         DECODE,
-        tuple(shape for shape in DECODE_ODD),
+        DECODE_ODD,
         tiny=(2, 4, 2, 1, 40, 16),
         directions=(FORWARD,),
         rivals=(*sdpa(whole, FLASH, CUDNN), flex_decoding()),
