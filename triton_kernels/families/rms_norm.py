@@ -125,7 +125,8 @@ def _rms_norm_backward_kernel(
         at = grad_x_ptr + row[:, None] * n_columns + column[None, :]
         tl.store(at, grad_x.to(grad_x_ptr.dtype.element_ty), is_in)
     if partial_ptr is not None:
-        tl.store(partial_ptr + tl.program_id(0) * n_columns + column, partial, column_is_in)
+        at = partial_ptr + tl.program_id(0).to(tl.int64) * n_columns + column
+        tl.store(at, partial, column_is_in)
 
 
 @jit

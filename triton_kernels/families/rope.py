@@ -585,8 +585,8 @@ def _rotated(query: Tensor, cos: Tensor, sin: Tensor, rotated: int | None) -> in
     batch, _, tokens, size = query.shape
     width = cos.shape[-1] if cos.dim() else 0
     demand(
-        cos.shape in {(tokens, width), (batch, tokens, width), (1, tokens, width)},
-        f"cos is ({tokens}, width) or ({batch}, {tokens}, width), not {_of(cos)}",
+        cos.shape in ((tokens, width), (batch, tokens, width), (1, tokens, width)),
+        lambda: f"cos is ({tokens}, width) or ({batch}, {tokens}, width), not {_of(cos)}",
     )
     demand(sin.shape == cos.shape, f"sin is as cos is ({_of(cos)}), not {_of(sin)}")
     if rotated is None:

@@ -237,8 +237,10 @@ def _demand_fits(a: Tensor, b: Tensor, bias: Tensor | None) -> None:
 
 
 def _demand_scale(name: str, scale: Tensor, count: int, of: str) -> None:
-    fits = scale.is_floating_point() and scale.numel() in (1, count)
-    demand(fits, f"{name} has one float, or one for each of the {count} {of}, not {_of(scale)}")
+    fits = scale.numel() == 1 or scale.numel() == count
+    fits = fits and scale.is_floating_point()
+    wanted = f"{name} has one float, or one for each"
+    demand(fits, lambda: f"{wanted} of the {count} {of}, not {_of(scale)}")
 
 
 def _names(dtypes: tuple[Any, ...]) -> str:

@@ -367,7 +367,7 @@ def slice_copy(
 ) -> Tensor:
     """x[start:stop:step] along `dim`, as a contiguous tensor of its own."""
     dim = _dim(x, "dim", dim)
-    demand(step > 0, f"step is at least 1, not {step}")
+    demand(step > 0, lambda: f"step is at least 1, not {step}")
     size = x.shape[dim]
     first = _within(start, size, 0)
     last = max(first, _within(stop, size, size))
@@ -404,7 +404,8 @@ def _resolved(x: Tensor) -> Tensor:
 
 
 def _dim(x: Tensor, name: str, dim: int) -> int:
-    demand(-x.dim() <= dim < x.dim(), f"{name} is one of the {x.dim()} dimensions of x, not {dim}")
+    choice = f"{name} is one of the {x.dim()} dimensions of x"
+    demand(-x.dim() <= dim < x.dim(), lambda: f"{choice}, not {dim}")
     return dim % x.dim()
 
 

