@@ -65,7 +65,7 @@ def _check(case: Case, dtype: str, shape: Shape, layout: str, device: str) -> Ro
     torch.manual_seed(0)
     inputs = case.make(shape, dtype_of(dtype, device), device)
     inputs = tuple(_laid(value, layout) for value in inputs)
-    return _row(checking.check(case, inputs, device))
+    return _row(checking.check(case, inputs))
 
 
 def _laid(value: Any, layout: str) -> Any:
@@ -118,7 +118,7 @@ def _check_huge(case: Case, dtype: str, shape: Shape, device: str) -> Row:
     torch.manual_seed(0)
     inputs = case.make(shape, dtype_of(dtype, device), device)
     if not case.rows_of:
-        return _row(checking.check(case, inputs, device))
+        return _row(checking.check(case, inputs))
     return _row(checking.check_slices(case, inputs))
 
 

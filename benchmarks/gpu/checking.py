@@ -50,7 +50,7 @@ class Checked:
     launched: list[str]
 
 
-def check(case: Case, inputs: Inputs, device: str) -> Checked:
+def check(case: Case, inputs: Inputs) -> Checked:
     """Forward and, where the inputs want gradients, backward."""
     with launching.watched() as launched:
         got, gradients = run(case.ours, inputs)

@@ -22,6 +22,7 @@ COMMANDS = {
     "kernels": "each kernel beside Inductor, cuBLAS, SDPA and Liger",
     "models": "whole models: eager, Inductor, unified O0-O3",
 }
+SHOW = "show"
 UNFINISHED = 3
 _ALWAYS = ("kernels/rates",)  # rows that others need
 
@@ -33,8 +34,10 @@ class UsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(arguments)
-    settings = _settings(options)
     try:
+        if options.command == SHOW:
+            return _show(options.json)
+        settings = _settings(options)
         _demand_device(settings)
         if options.worker:
             return supervising.work(settings, _jobs(settings, options.part), arguments)
@@ -61,6 +64,14 @@ def _call(settings: Settings, part: str, arguments: Sequence[str]) -> int:
         write(f"\n{left} of {len(keys)} rows are left: the same call goes on with them.")
         return UNFINISHED
     return 0 if tables.is_good(results.of(settings.command)) else 1
+
+
+def _show(path: Path) -> int:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    results = Results(path)
+    write("\n\n".join(tables.text(results, name) for name in COMMANDS if results.of(name)))
+    return 0
 
 
 def _jobs(settings: Settings, part: str) -> list[Job]:
@@ -97,6 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, summary in COMMANDS.items():
         _add_options(commands.add_parser(name, help=summary, description=summary))
+    shown = "the tables of a file of results; needs no GPU"
+    commands.add_parser(SHOW, help=shown, description=shown).add_argument("json", type=Path)
     return parser
 
 

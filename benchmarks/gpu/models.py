@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ import torch
 from benchmarks.gpu import checking
 from benchmarks.gpu.check import ran
 from benchmarks.gpu.results import FAILED, WRONG, Job, Row
-from benchmarks.gpu.rivals import EAGER
+from benchmarks.gpu.rivals import EAGER, entry
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.supervising import one_line
 from benchmarks.gpu.timing import Call, Clock, Summary, clock, peak_bytes
@@ -111,17 +110,6 @@ def contenders(settings: Settings) -> Iterator[tuple[str, Callable[[Any], Any]]]
     yield "inductor", partial(torch.compile, dynamic=False)
     if settings.measures:
         yield "inductor-max-autotune", partial(torch.compile, dynamic=False, mode="max-autotune")
-
-
-def entry(model: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function with code of its own: Dynamo keeps what was compiled by code object, and would
-    look through one contender's guards before it comes to the next one's."""
-
-    def call(*inputs: Any) -> Any:
-        return model(*inputs)
-
-    code = call.__code__.replace(co_name=name.replace("-", "_"))
-    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
 def _compare(settings: Settings, model: Model, dtype: str) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,18 +20,24 @@ CUBLAS_AND_EPILOGUE = "cublas+epilogue"
 
 def inductor(own: Function) -> Rival:
     """With sizes as constants: what a kernel tuned for one shape has to be compared with."""
-    return Rival(INDUCTOR, lambda: torch.compile(_named(own), dynamic=False))
+    return Rival(INDUCTOR, lambda: torch.compile(entry(own, INDUCTOR), dynamic=False))
 
 
 def max_autotune(own: Function) -> Rival:
     """Without CUDA graphs of its own: all contenders are timed in graphs of ours."""
-    mode = "max-autotune-no-cudagraphs"
-    return Rival(MAX_AUTOTUNE, lambda: torch.compile(_named(own), dynamic=False, mode=mode))
+    more = {"dynamic": False, "mode": "max-autotune-no-cudagraphs"}
+    return Rival(MAX_AUTOTUNE, lambda: torch.compile(entry(own, MAX_AUTOTUNE), **more))
 
 
-def _named(own: Function) -> Function:
-    """A function of this file around it: Dynamo takes no functions of torch's as they are."""
-    return lambda *inputs: own(*inputs)
+def entry(function: Function, name: str) -> Function:
+    """A function with code of its own around it: Dynamo keeps what was compiled by code object,
+    and would look through one contender's guards before it comes to the next one's."""
+
+    def call(*inputs: Any) -> Any:
+        return function(*inputs)
+
+    code = call.__code__.replace(co_name=name.replace("-", "_"))
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
 def plain(name: str, function: Function) -> Rival:
