@@ -822,7 +822,8 @@ def _beside(
 
 def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(
-        mine in (1, theirs) for mine, theirs in zip(reversed(shape), reversed(to), strict=False)
+        mine == 1 or mine == theirs
+        for mine, theirs in zip(reversed(shape), reversed(to), strict=False)
     )
 
 
@@ -832,7 +833,7 @@ def _demand_fits(a: Tensor, b: Tensor, bias: Tensor | None) -> None:
     fits = a.shape[-1] == b.shape[-2]
     demand(fits, f"b has a row for each of a's {a.shape[-1]} columns, not {_of(b)}")
     pairs = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
-    together = all(mine == theirs or 1 in (mine, theirs) for mine, theirs in pairs)
+    together = all(mine == theirs or mine == 1 or theirs == 1 for mine, theirs in pairs)
     demand(together, f"batches of a and b broadcast, not {_of(a)} and {_of(b)}")
     if bias is not None:
         fits = bias.shape == b.shape[-1:]

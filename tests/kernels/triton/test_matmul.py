@@ -282,6 +282,15 @@ def test_the_plain_meaning_of_the_way_back(activation: str) -> None:
     torch.testing.assert_close(got, true)
 
 
+def test_it_is_traced_whole() -> None:
+    def layer(a: Tensor, b: Tensor, gate: Tensor) -> Tensor:
+        return matmul(a, b, gate=gate, activation="silu", transpose_b=True)
+
+    traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    inputs = (randn(2, 5, 12), randn(9, 12), randn(9))
+    check("traced", traced, lambda a, b, gate: functional.silu(a @ b.mT) * gate, inputs)
+
+
 def test_the_operator_keeps_the_rules_of_torch() -> None:
     a, b, bias = randn(1, 6, 8), randn(1, 8, 5), randn(5)
     more = (None, None, "silu", torch.float32, "", True)

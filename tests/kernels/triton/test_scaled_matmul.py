@@ -187,6 +187,17 @@ def test_bad_arguments_are_named() -> None:
         quantise_rows(a)
 
 
+def test_a_layer_is_traced_whole_whatever_its_sizes() -> None:
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        (values, scale), (columns, scales) = quantise_rows(x, INT8), quantise_rows(weight, INT8)
+        return scaled_matmul(values, columns.mT, scale, scales, out_dtype=torch.float32)
+
+    traced = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (6, 9):
+        x, weight = torch.randn(rows, 20), torch.randn(10, 20)
+        torch.testing.assert_close(traced(x, weight), layer(x, weight))
+
+
 def test_the_operators_keep_the_rules_of_torch() -> None:
     a, b = numbers(6, 16, dtype=INT8), numbers(16, 5, dtype=INT8)
     given = (a, b, torch.rand(6), torch.rand(5), torch.rand(5), torch.float32)
