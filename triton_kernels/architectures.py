@@ -175,8 +175,8 @@ def is_assumed() -> bool:
     return _assumed.get() is not None
 
 
-# As torch.compiler.assume_constant_result does it, which would import the compiler: Dynamo calls the
-# function while it traces instead of looking into it.
+# As torch.compiler.assume_constant_result does it, which would import the compiler: Dynamo calls
+# the function while it traces instead of looking into it.
 is_assumed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

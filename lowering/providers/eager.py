@@ -23,7 +23,8 @@ def compile(request: Request) -> Compiled:
     if request.region_rows and not request.training and vocabulary.may_hold_regions(request.graph):
         compiled = _with_library_calls(request)
     else:
-        compiled = Compiled(run=request.graph.forward, plain=not ordered)
+        untouched = all(region.left for region in ordered)
+        compiled = Compiled(run=request.graph.forward, plain=untouched)
     compiled.regions[:0] = ordered
     compiled.run = before_autograd.counted(compiled.run, compiled.regions)
     return compiled
