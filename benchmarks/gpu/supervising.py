@@ -21,9 +21,10 @@ import torch
 from benchmarks.gpu.cases.case import Absent
 from benchmarks.gpu.results import ABSENT, FAILED, OK, RUNNING, Job, Results, surroundings
 from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.timing import Clock
 from kernel_dispatch.terminal import write
 
-BROKEN = 75  # the exit code of a process whose GPU context is lost
+BROKEN = 75  # the exit code of a process that no further row should run in
 # For the worker: when the call ends, in seconds of time.time(), and when it began, which names it.
 _UNTIL, _CALL = "GPU_BENCHMARK_UNTIL", "GPU_BENCHMARK_CALL"
 
@@ -96,7 +97,7 @@ def work(settings: Settings, jobs: Sequence[Job], arguments: Sequence[str]) -> i
         row = _run(settings, results, job, until)
         write(f"{row['status']:8} {number}/{len(jobs)} {job.key} {_remark(row)}".rstrip())
         sys.stdout.flush()
-        if row["status"] != OK and _is_lost(settings.device):
+        if Clock.spoilt or (row["status"] != OK and _is_lost(settings.device)):
             return BROKEN
     return 0
 

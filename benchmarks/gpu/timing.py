@@ -48,6 +48,9 @@ class Clock:
     """Wall-clock time of the CPU: to run through the script where there is no GPU."""
 
     how = WALL
+    # A capture that failed leaves torch's allocator as if it went on: the row can be finished, but
+    # the next ones belong into another process.
+    spoilt = False
 
     def __init__(self, quick: bool) -> None:
         self._budget = 0.6  # seconds for all rounds of one row
@@ -142,6 +145,7 @@ class GpuClock(Clock):
             with torch.cuda.graph(graph, stream=self._stream):
                 call()
         except Exception:  # noqa: BLE001  (it waits for the device, or allocates where it must not)
+            Clock.spoilt = True
             self.wait()
             return call, EVENTS
         graph.replay()

@@ -433,14 +433,22 @@ def test_the_cache_is_flushed_before_every_replay_and_nobody_waits(played: Playe
 
 
 @pytest.mark.quick
-def test_what_cannot_be_captured_is_timed_as_it_is(played: Played) -> None:
+def test_what_cannot_be_captured_is_timed_as_it_is(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next row is for another process: the allocator does not know that it has ended."""
+    monkeypatch.setattr(timing.Clock, "spoilt", False)
     watch, call = timing.GpuClock("cuda", quick=True), played.work("call", 1.0)
     with watch.here():
         replay, how = watch.ready(call)
-    assert how == timing.GRAPH and replay is not call
+    assert how == timing.GRAPH and replay is not call and not timing.Clock.spoilt
     played.refuses_to_capture = True
     assert watch.ready(call) == (call, timing.EVENTS)
     assert timing.milliseconds(watch, call) == pytest.approx(1.0)
+    begun(tmp_path)
+    jobs = [Job("check/a", dict), Job("check/b", dict)]
+    assert supervising.work(settings(tmp_path), jobs, []) == supervising.BROKEN
+    assert set(rows_of(tmp_path / "gpu.json")) == {"check/a"}, "the next row in the same process"
 
 
 @pytest.mark.quick
