@@ -13,6 +13,7 @@ import torch
 from benchmarks.gpu import supervising, tables
 from benchmarks.gpu.results import Job, Results, ResultsError
 from benchmarks.gpu.settings import Settings
+from kernel_dispatch.settings import resolve
 from kernel_dispatch.terminal import write
 from triton_kernels import tuning
 
@@ -76,7 +77,7 @@ def _show(path: Path) -> int:
 
 def _jobs(settings: Settings, part: str) -> list[Job]:
     if settings.measures:
-        tuning.keep_in(settings.tuned)
+        tuning.keep_in(resolve(None, {}).cache_folder)
     found = importlib.import_module(f"benchmarks.gpu.{settings.command}").jobs(settings)
     number, _, count = part.partition("/")
     always = [job for job in found if job.key in _ALWAYS]
@@ -125,7 +126,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=570.0, help="no row begins after this time")
     add("--row-seconds", type=float, default=None, help="a row that takes longer has failed")
     add("--retry", action="store_true", help="run rows again that failed, were wrong or absent")
-    add("--tuned", type=Path, default=Settings.tuned, help="folder of tuned configurations")
+    add("--tuned", type=Path, help="folder of tuned choices, instead of the cache of `unified`")
     add("--list", action="store_true", help="print the rows, run nothing")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
 

@@ -61,6 +61,8 @@ def _environment(settings: Settings, until: float) -> dict[str, str]:
     """Without a GPU, kernels are interpreted; with one, they must not be."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     environment = {**os.environ, _UNTIL: str(until), _CALL: now}
+    if settings.tuned is not None:  # `unified` looks there too
+        environment["UNIFIED_CACHE_DIR"] = str(settings.tuned.absolute())
     environment.pop("TRITON_INTERPRET", None)
     if settings.device == "cpu":
         environment["TRITON_INTERPRET"] = "1"

@@ -40,8 +40,8 @@ def _of_case(settings: Settings, case: Case) -> Iterator[tuple[int, Job]]:
 def _tune(settings: Settings, case: Case, shape: Shape, dtype: str, direction: str) -> Row:
     kernel(case.kernel)
     device = torch.device(settings.device)
-    # Times of the interpreter must never decide what a GPU is given.
-    tuning.keep_in(settings.tuned if settings.measures else None)
+    if not settings.measures:  # times of the interpreter must never decide what a GPU is given
+        tuning.keep_in(None)
     torch.manual_seed(0)
     inputs = case.make(shape, dtype_of(dtype, settings.device), settings.device)
     watch = clock(settings.device, settings.quick)
