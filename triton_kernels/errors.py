@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 
+from torch import Tensor
+
 
 class KernelArgumentError(ValueError):
     """An argument does not fit: names it, its value, and what is accepted."""
@@ -29,3 +31,8 @@ def demand(holds: bool, message: str | Callable[[], str]) -> None:
     """
     if not holds:
         raise KernelArgumentError(message if isinstance(message, str) else message())
+
+
+def described(tensor: Tensor) -> str:
+    """As messages name a tensor: float16[4, 8]."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

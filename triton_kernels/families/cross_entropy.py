@@ -18,7 +18,7 @@ from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import Config
 from triton_kernels.configurations import cross_entropy as configurations
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike, as_rows
@@ -386,26 +386,26 @@ def demand_reduction(reduction: str, label_smoothing: float) -> None:
 def _demand_fits(logits: Tensor, target: Tensor, weight: Tensor | None) -> None:
     demand(
         logits.dim() > 0 and logits.is_floating_point(),
-        f"logits is a tensor of floats with classes, not {_of(logits)}",
+        f"logits is a tensor of floats with classes, not {described(logits)}",
     )
     classes = logits.shape[0] if logits.dim() == 1 else logits.shape[1]
     if target.is_floating_point():
         same = target.shape == logits.shape
         demand(
-            same, f"a target of probabilities is as logits is ({_of(logits)}), not {_of(target)}"
+            same,
+            f"a target of probabilities is as logits is ({described(logits)}), "
+            f"not {described(target)}",
         )
     else:
         shape = logits.shape[:1] + logits.shape[2:] if logits.dim() > 1 else torch.Size()
         fits = target.dtype is torch.int64 and target.shape == shape
-        demand(fits, f"target is int64{list(shape)} for these logits, not {_of(target)}")
+        demand(fits, f"target is int64{list(shape)} for these logits, not {described(target)}")
     demand(
         target.device == logits.device,
         f"target is on the device of logits, {logits.device}, not on {target.device}",
     )
     if weight is not None:
         fits = weight.shape == (classes,) and weight.dtype is logits.dtype
-        demand(fits, f"weight has one number for each of {classes} classes, not {_of(weight)}")
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        demand(
+            fits, f"weight has one number for each of {classes} classes, not {described(weight)}"
+        )

@@ -14,7 +14,7 @@ from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import Config
 from triton_kernels.configurations import embedding as configurations
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import as_rows
@@ -234,9 +234,10 @@ def embedding(ids: Tensor, weight: Tensor, *, padding_idx: int | None = None) ->
     nothing to the gradient.
     """
     demand(
-        ids.dtype in (torch.int32, torch.int64), f"ids are int32 or int64 numbers, not {_of(ids)}"
+        ids.dtype in (torch.int32, torch.int64),
+        f"ids are int32 or int64 numbers, not {described(ids)}",
     )
-    demand(weight.dim() == 2, f"weight is (rows, columns), not {_of(weight)}")
+    demand(weight.dim() == 2, f"weight is (rows, columns), not {described(weight)}")
     n_rows = weight.shape[0]
     if padding_idx is not None:
         demand(
@@ -247,7 +248,3 @@ def embedding(ids: Tensor, weight: Tensor, *, padding_idx: int | None = None) ->
     takes = kernels_take(weight) and ids.device == weight.device
     compute = _forward if takes else embedding_meaning
     return compute(ids, weight, -1 if padding_idx is None else padding_idx)
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

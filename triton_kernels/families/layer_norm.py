@@ -16,7 +16,7 @@ from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import Config
 from triton_kernels.configurations import layer_norm as configurations
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike, as_rows
@@ -472,17 +472,14 @@ def _demand_fits(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
 ) -> None:
     demand(
-        x.dim() > 0 and x.is_floating_point(), f"x is a tensor of floats with rows, not {_of(x)}"
+        x.dim() > 0 and x.is_floating_point(),
+        f"x is a tensor of floats with rows, not {described(x)}",
     )
     if residual is not None:
         same = residual.shape == x.shape and residual.dtype == x.dtype
-        demand(same, f"residual is as x is ({_of(x)}), not {_of(residual)}")
+        demand(same, f"residual is as x is ({described(x)}), not {described(residual)}")
     for name, given in (("weight", weight), ("bias", bias)):
         if given is not None:
             fits = given.shape == x.shape[-1:]
             columns = f"{name} has one number for each of {x.shape[-1]} columns"
-            demand(fits, f"{columns}, not {_of(given)}")
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            demand(fits, f"{columns}, not {described(given)}")

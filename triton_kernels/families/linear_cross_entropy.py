@@ -19,7 +19,7 @@ from torch import Tensor
 from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import linear_cross_entropy as configurations
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.families import cross_entropy
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, operator
@@ -431,22 +431,21 @@ def _wants_gradient(tensor: Tensor | None) -> bool:
 def _demand_fits(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
     demand(
         hidden.dim() > 0 and hidden.is_floating_point(),
-        f"hidden is a tensor of floats, its last dimension the features, not {_of(hidden)}",
+        f"hidden is a tensor of floats, its last dimension the features, not {described(hidden)}",
     )
     fits = weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
     demand(
         fits and weight.dtype is hidden.dtype,
         f"weight is (classes, features), {hidden.dtype} and with {hidden.shape[-1]} features as "
-        f"hidden is, not {_of(weight)}",
+        f"hidden is, not {described(weight)}",
     )
     fits = target.dtype is torch.int64 and target.shape == hidden.shape[:-1]
-    demand(fits, f"target is int64{list(hidden.shape[:-1])}, not {_of(target)}")
+    demand(fits, f"target is int64{list(hidden.shape[:-1])}, not {described(target)}")
     if bias is not None:
         fits = bias.shape == weight.shape[:1] and bias.dtype is hidden.dtype
-        demand(fits, f"bias has one number for each of {weight.shape[0]} classes, not {_of(bias)}")
+        demand(
+            fits,
+            f"bias has one number for each of {weight.shape[0]} classes, not {described(bias)}",
+        )
     devices = {one.device for one in (hidden, weight, target, bias) if one is not None}
     demand(len(devices) == 1, f"all are on one device, not on {', '.join(map(str, devices))}")
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

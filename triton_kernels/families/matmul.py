@@ -21,7 +21,7 @@ from triton_kernels.architectures import Architecture
 from triton_kernels.configurations import Config, power_of_two
 from triton_kernels.configurations import matmul as configurations
 from triton_kernels.device import activated, activation_slope
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike
@@ -774,7 +774,7 @@ def matmul(
     relu, gelu, gelu_tanh, silu, tanh, sigmoid or squared_relu. Gate and residual broadcast to the
     product. `precision` of float32: "ieee" or "tf32"; None is what torch is set to.
     """
-    demand(b.dim() >= 2, f"b has at least two dimensions, not {_of(b)}")
+    demand(b.dim() >= 2, f"b has at least two dimensions, not {described(b)}")
     right = b.mT if transpose_b else b
     _demand_fits(a, right, bias)
     demand(
@@ -789,7 +789,8 @@ def matmul(
     for name, beside in (("gate", gate), ("residual", residual)):
         fits = beside is None or _broadcasts(beside.shape, shape)
         demand(
-            fits, f"{name} broadcasts to {list(shape)}, not {beside is not None and _of(beside)}"
+            fits,
+            f"{name} broadcasts to {list(shape)}, not {beside is not None and described(beside)}",
         )
     left, right = _as_batches(a, right, batch)
     flat = (left.shape[0], left.shape[1], right.shape[2])
@@ -828,17 +829,17 @@ def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
 
 
 def _demand_fits(a: Tensor, b: Tensor, bias: Tensor | None) -> None:
-    demand(a.dim() >= 2, f"a has at least two dimensions, not {_of(a)}")
-    demand(a.is_floating_point() and a.dtype == b.dtype, f"b is of a's {a.dtype}, not {_of(b)}")
+    demand(a.dim() >= 2, f"a has at least two dimensions, not {described(a)}")
+    demand(
+        a.is_floating_point() and a.dtype == b.dtype, f"b is of a's {a.dtype}, not {described(b)}"
+    )
     fits = a.shape[-1] == b.shape[-2]
-    demand(fits, f"b has a row for each of a's {a.shape[-1]} columns, not {_of(b)}")
+    demand(fits, f"b has a row for each of a's {a.shape[-1]} columns, not {described(b)}")
     pairs = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
     together = all(mine == theirs or mine == 1 or theirs == 1 for mine, theirs in pairs)
-    demand(together, f"batches of a and b broadcast, not {_of(a)} and {_of(b)}")
+    demand(together, f"batches of a and b broadcast, not {described(a)} and {described(b)}")
     if bias is not None:
         fits = bias.shape == b.shape[-1:]
-        demand(fits, f"bias has one number for each of {b.shape[-1]} columns, not {_of(bias)}")
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        demand(
+            fits, f"bias has one number for each of {b.shape[-1]} columns, not {described(bias)}"
+        )

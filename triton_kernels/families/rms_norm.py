@@ -16,7 +16,7 @@ from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import Config
 from triton_kernels.configurations import rms_norm as configurations
 from triton_kernels.device import rounded
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike, as_rows
@@ -472,15 +472,15 @@ def _eps(x: Tensor, eps: float | None) -> float:
 
 def _demand_fits(x: Tensor, residual: Tensor | None, weight: Tensor | None) -> None:
     demand(
-        x.dim() > 0 and x.is_floating_point(), f"x is a tensor of floats with rows, not {_of(x)}"
+        x.dim() > 0 and x.is_floating_point(),
+        f"x is a tensor of floats with rows, not {described(x)}",
     )
     if residual is not None:
         same = residual.shape == x.shape and residual.dtype == x.dtype
-        demand(same, f"residual is as x is ({_of(x)}), not {_of(residual)}")
+        demand(same, f"residual is as x is ({described(x)}), not {described(residual)}")
     if weight is not None:
         fits = weight.shape == x.shape[-1:]
-        demand(fits, f"weight has one number for each of {x.shape[-1]} columns, not {_of(weight)}")
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        demand(
+            fits,
+            f"weight has one number for each of {x.shape[-1]} columns, not {described(weight)}",
+        )

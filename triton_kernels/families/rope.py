@@ -17,7 +17,7 @@ from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import Config, power_of_two
 from triton_kernels.configurations import rope as configurations
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike
@@ -586,9 +586,9 @@ def _rotated(query: Tensor, cos: Tensor, sin: Tensor, rotated: int | None) -> in
     width = cos.shape[-1] if cos.dim() else 0
     demand(
         cos.shape in ((tokens, width), (batch, tokens, width), (1, tokens, width)),
-        lambda: f"cos is ({tokens}, width) or ({batch}, {tokens}, width), not {_of(cos)}",
+        lambda: f"cos is ({tokens}, width) or ({batch}, {tokens}, width), not {described(cos)}",
     )
-    demand(sin.shape == cos.shape, f"sin is as cos is ({_of(cos)}), not {_of(sin)}")
+    demand(sin.shape == cos.shape, f"sin is as cos is ({described(cos)}), not {described(sin)}")
     if rotated is None:
         rotated = size if 2 * width == size else width
     demand(
@@ -614,22 +614,22 @@ def _demand_fits(
 ) -> None:
     demand(
         query.dim() == 4 and query.is_floating_point(),
-        f"query is floats of (batch, heads, tokens, size), not {_of(query)}",
+        f"query is floats of (batch, heads, tokens, size), not {described(query)}",
     )
     batch, _, tokens, size = query.shape
     demand(
         key.dim() == 4 and key.dtype == query.dtype,
-        f"key is as query is ({_of(query)}) but for the number of heads, not {_of(key)}",
+        f"key is as query is ({described(query)}) but for the number of heads, "
+        f"not {described(key)}",
     )
     demand(
         (key.shape[0], key.shape[2], key.shape[3]) == (batch, tokens, size),
-        f"key is as query is ({_of(query)}) but for the number of heads, not {_of(key)}",
+        f"key is as query is ({described(query)}) but for the number of heads, "
+        f"not {described(key)}",
     )
     for name, weight in (("query_norm", query_norm), ("key_norm", key_norm)):
         if weight is not None:
             fits = weight.shape == (size,)
-            demand(fits, f"{name} has one number for each of a head's {size}, not {_of(weight)}")
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            demand(
+                fits, f"{name} has one number for each of a head's {size}, not {described(weight)}"
+            )

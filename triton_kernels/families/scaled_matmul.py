@@ -17,7 +17,7 @@ from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import scaled_matmul as configurations
 from triton_kernels.device import rounded
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.families.matmul import multiply
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import kernels_take, operator
@@ -216,7 +216,8 @@ def quantise_rows(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[
     A row with NaN has a scale of NaN. Nothing flows back through it.
     """
     demand(
-        x.dim() > 0 and x.is_floating_point(), f"x is a tensor of floats with rows, not {_of(x)}"
+        x.dim() > 0 and x.is_floating_point(),
+        f"x is a tensor of floats with rows, not {described(x)}",
     )
     demand(dtype in _EIGHT_BITS, f"dtype is one of {_names(_EIGHT_BITS)}, not {dtype}")
     values, scale = (_quantise if kernels_take(x) else quantise_meaning)(x.detach(), dtype)
@@ -226,26 +227,27 @@ def quantise_rows(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[
 def _demand_fits(a: Tensor, b: Tensor, bias: Tensor | None) -> None:
     both = a.dtype is torch.int8 and b.dtype is torch.int8
     both |= a.dtype in _EIGHT_BIT_FLOATS and b.dtype in _EIGHT_BIT_FLOATS
-    demand(both, f"a and b are both 8-bit floats or both int8, not {_of(a)} and {_of(b)}")
+    demand(
+        both, f"a and b are both 8-bit floats or both int8, not {described(a)} and {described(b)}"
+    )
     fits = a.dim() >= 2 and b.dim() == 2 and a.shape[-1] == b.shape[0]
-    demand(fits, f"b is a matrix with a row for each column of a, not {_of(b)} for {_of(a)}")
+    demand(
+        fits,
+        f"b is a matrix with a row for each column of a, not {described(b)} for {described(a)}",
+    )
     short = a.dtype is not torch.int8 or a.shape[-1] <= LONGEST_INT8
     demand(short, f"an int8 a has at most {LONGEST_INT8} columns, not {a.shape[-1]}")
     if bias is not None:
         fits = bias.shape == b.shape[1:] and bias.is_floating_point()
-        demand(fits, f"bias has one float for each of {b.shape[1]} columns, not {_of(bias)}")
+        demand(fits, f"bias has one float for each of {b.shape[1]} columns, not {described(bias)}")
 
 
 def _demand_scale(name: str, scale: Tensor, count: int, of: str) -> None:
     fits = scale.numel() == 1 or scale.numel() == count
     fits = fits and scale.is_floating_point()
     wanted = f"{name} has one float, or one for each"
-    demand(fits, lambda: f"{wanted} of the {count} {of}, not {_of(scale)}")
+    demand(fits, lambda: f"{wanted} of the {count} {of}, not {described(scale)}")
 
 
 def _names(dtypes: tuple[Any, ...]) -> str:
     return ", ".join(map(str, dtypes))
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -18,7 +18,7 @@ from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import Config
 from triton_kernels.configurations import softmax as configurations
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike
@@ -437,7 +437,7 @@ def _mask_fits(x: Tensor, mask: Tensor | None) -> bool:
 def _demand_fits(x: Tensor, dim: int, mask: Tensor | None) -> None:
     demand(
         x.dim() > 0 and x.is_floating_point(),
-        f"x is a tensor of floats with a dimension, not {_of(x)}",
+        f"x is a tensor of floats with a dimension, not {described(x)}",
     )
     there = -x.dim() <= dim < x.dim()
     choice = f"dim is one of {x.dim()} dimensions, {-x.dim()} to {x.dim() - 1}"
@@ -447,9 +447,6 @@ def _demand_fits(x: Tensor, dim: int, mask: Tensor | None) -> None:
         spreads = mask.dim() <= x.dim() and all(m in (1, size) for m, size in sizes)
         kind = mask.dtype is torch.bool or mask.is_floating_point()
         demand(
-            spreads and kind, f"mask is bool or floats and spreads over {_of(x)}, not {_of(mask)}"
+            spreads and kind,
+            f"mask is bool or floats and spreads over {described(x)}, not {described(mask)}",
         )
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

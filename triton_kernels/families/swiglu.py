@@ -17,7 +17,7 @@ from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import Config
 from triton_kernels.configurations import swiglu as configurations
 from triton_kernels.device import activated, activation_slope
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 from triton_kernels.rows import alike, as_rows
@@ -290,10 +290,10 @@ def geglu_packed(x: Tensor, approximate: str = "none") -> Tensor:
 def _gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     demand(
         gate.dim() > 0 and gate.is_floating_point(),
-        f"gate is a tensor of floats with rows, not {_of(gate)}",
+        f"gate is a tensor of floats with rows, not {described(gate)}",
     )
     same = gate.shape == up.shape and gate.dtype == up.dtype
-    demand(same, f"up is as gate is ({_of(gate)}), not {_of(up)}")
+    demand(same, f"up is as gate is ({described(gate)}), not {described(up)}")
     compute = _forward if kernels_take(gate, up) else gated_meaning
     return compute(gate, up, activation)
 
@@ -301,7 +301,7 @@ def _gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 def _gated_packed(x: Tensor, activation: str) -> Tensor:
     demand(
         x.dim() > 0 and x.is_floating_point() and x.shape[-1] % 2 == 0,
-        f"x is a tensor of floats whose last dimension holds [gate, up], not {_of(x)}",
+        f"x is a tensor of floats whose last dimension holds [gate, up], not {described(x)}",
     )
     compute = _packed_forward if kernels_take(x) else packed_meaning
     return compute(x, activation)
@@ -311,7 +311,3 @@ def _gelu(approximate: str) -> str:
     known = {"none": "gelu", "tanh": "gelu_tanh"}
     demand(approximate in known, f"approximate is 'none' or 'tanh', not {approximate!r}")
     return known[approximate]
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -18,7 +18,7 @@ from torch.nn import functional
 from triton_kernels import architectures, tuning
 from triton_kernels._triton import jit, tl
 from triton_kernels.configurations import tensor_ops as configurations
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.launching import cdiv, launch
 from triton_kernels.registration import differentiable, kernels_take, operator
 
@@ -356,8 +356,11 @@ def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
             and tensor.shape[:dim] == first.shape[:dim]
             and tensor.shape[dim + 1 :] == first.shape[dim + 1 :]
         )
-        demand(fits, f"tensor {number} is as the first ({_of(first)}) but for dimension {dim}, "
-                     f"not {_of(tensor)}")  # fmt: skip
+        demand(
+            fits,
+            f"tensor {number} is as the first ({described(first)}) but for dimension {dim}, "
+            f"not {described(tensor)}",
+        )
     given = [_resolved(tensor) for tensor in tensors]
     return (_concat if kernels_take(*given, dtypes=_MOVED) else concat_meaning)(given, dim)
 
@@ -407,7 +410,3 @@ def _dim(x: Tensor, name: str, dim: int) -> int:
     choice = f"{name} is one of the {x.dim()} dimensions of x"
     demand(-x.dim() <= dim < x.dim(), lambda: f"{choice}, not {dim}")
     return dim % x.dim()
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from triton_kernels.errors import demand
+from triton_kernels.errors import demand, described
 from triton_kernels.families.matmul import multiply
 from triton_kernels.families.scaled_matmul import quantise_rows
 from triton_kernels.registration import differentiable, kernels_take, operator
@@ -101,16 +101,19 @@ def int8_weight_matmul(
     Differentiable in x and bias; weight and scale are data.
     """
     fits = weight_int8.dim() == 2 and weight_int8.dtype is torch.int8
-    demand(fits, f"weight_int8 is a matrix of int8, not {_of(weight_int8)}")
+    demand(fits, f"weight_int8 is a matrix of int8, not {described(weight_int8)}")
     columns, depth = weight_int8.shape
     fits = x.dim() > 0 and x.is_floating_point() and x.shape[-1] == depth
-    demand(fits, f"x has floats in rows of {depth}, as the weight has, not {_of(x)}")
+    demand(fits, f"x has floats in rows of {depth}, as the weight has, not {described(x)}")
     fits = scale.shape == (columns,) and scale.is_floating_point()
-    demand(fits, f"scale has one float for each of {columns} rows of the weight, not {_of(scale)}")
+    demand(
+        fits,
+        f"scale has one float for each of {columns} rows of the weight, not {described(scale)}",
+    )
     demand(not scale.requires_grad, "scale is data: no gradient flows into it")
     if bias is not None:
         fits = bias.shape == (columns,) and bias.is_floating_point()
-        demand(fits, f"bias has one float for each of {columns} columns, not {_of(bias)}")
+        demand(fits, f"bias has one float for each of {columns} columns, not {described(bias)}")
     flat = x.reshape(math.prod(x.shape[:-1]), depth)
     takes = kernels_take(flat, scale, bias) and weight_int8.device == x.device
     out = (_forward if takes else forward_meaning)(flat, weight_int8, scale, bias)
@@ -120,9 +123,5 @@ def int8_weight_matmul(
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(int8, the scale of each row) of a matrix (columns, depth), for `int8_weight_matmul`."""
     fits = weight.dim() == 2 and weight.is_floating_point()
-    demand(fits, f"weight is a matrix of floats, not {_of(weight)}")
+    demand(fits, f"weight is a matrix of floats, not {described(weight)}")
     return quantise_rows(weight, torch.int8)
-
-
-def _of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
