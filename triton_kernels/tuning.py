@@ -109,9 +109,10 @@ def _file(architecture: str) -> Path | None:
 def _stored(architecture: str) -> dict[str, str]:
     path = _file(architecture)
     try:
-        return dict(json.loads(path.read_text())) if path is not None else {}
+        found = json.loads(path.read_text()) if path is not None else {}
     except (OSError, ValueError):  # not there yet, or half a file: the shipped order counts
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _store(architecture: str, choices: dict[str, str]) -> None:
