@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Sequence
@@ -159,7 +160,18 @@ def results_page() -> str:
         "the same run. How to read and repeat them: [benchmarking](../benchmarking.md)."
     )
     sections = [_section(path) for path in sorted(RESULTS.glob("*.json"))]
+    sections += [gpu_section(path) for path in sorted((RESULTS / "gpu").glob("*.json"))]
     return "\n\n".join([head, *sections]) + "\n"
+
+
+def gpu_section(path: Path) -> str:
+    """What `python -m benchmarks.gpu` wrote, as it shows it."""
+    sys.path.insert(0, str(README.parent))  # the benchmarks are no installed package
+    names = ("results", "tables", "command")
+    stored, shown, command = (importlib.import_module(f"benchmarks.gpu.{name}") for name in names)
+    found = stored.Results(path)
+    tables = [shown.text(found, name) for name in command.COMMANDS if found.of(name)]
+    return f"## {path.stem} (GPU)\n\n" + "\n\n".join(f"```\n{text}\n```" for text in tables)
 
 
 def _section(path: Path) -> str:

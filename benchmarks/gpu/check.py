@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import checking
+from benchmarks.gpu.case import Absent, Case, Shape, dtype_of, kernel
 from benchmarks.gpu.cases import ALL
-from benchmarks.gpu.cases.case import Absent, Case, Shape, dtype_of, kernel
 from benchmarks.gpu.results import FAILED, WRONG, Job, Row
 from benchmarks.gpu.settings import Settings
 from benchmarks.workloads import CORE, WORKLOADS

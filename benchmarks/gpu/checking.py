@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from benchmarks.gpu.cases.case import FORWARD, Case, Function, Inputs
+from benchmarks.gpu.case import FORWARD, Case, Function, Inputs
 from kernel_dispatch.numerics import EAGER_FACTOR, EPS_FACTOR, is_inexact, to_reference
 from triton_kernels import launching
 

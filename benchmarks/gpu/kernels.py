@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import checking, targets
-from benchmarks.gpu.cases import ALL
-from benchmarks.gpu.cases.case import (
+from benchmarks.gpu.case import (
     BACKWARD,
     EIGHT_BITS,
     FORWARD,
@@ -25,6 +24,7 @@ from benchmarks.gpu.cases.case import (
     dtype_of,
     kernel,
 )
+from benchmarks.gpu.cases import ALL
 from benchmarks.gpu.results import FAILED, WRONG, Job, Results, Row
 from benchmarks.gpu.rivals import EAGER, OURS, inductor, max_autotune, plain
 from benchmarks.gpu.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu.cases.case import Absent, Function, Rival
+from benchmarks.gpu.case import Absent, Function, Rival
 
 EAGER, OURS = "eager", "ours"
 INDUCTOR, MAX_AUTOTUNE = "inductor", "inductor-max-autotune"

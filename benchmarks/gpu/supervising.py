@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cases.case import Absent
+from benchmarks.gpu.case import Absent
 from benchmarks.gpu.results import ABSENT, FAILED, OK, RUNNING, Job, Results, surroundings
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.timing import Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.gpu.cases.case import FORWARD, Case, Shape, Work
+from benchmarks.gpu.case import FORWARD, Case, Shape, Work
 from benchmarks.gpu.rivals import EAGER, OURS
 from benchmarks.gpu.timing import Rates
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from benchmarks.gpu import checking
+from benchmarks.gpu.case import EIGHT_BITS, Case, Shape, dtype_of, kernel
 from benchmarks.gpu.cases import ALL
-from benchmarks.gpu.cases.case import EIGHT_BITS, Case, Shape, dtype_of, kernel
 from benchmarks.gpu.kernels import call_of
 from benchmarks.gpu.results import WRONG, Job, Row
 from benchmarks.gpu.settings import CPU_NOTE, Settings

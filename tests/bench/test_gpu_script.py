@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import checking, command, supervising, tables, targets, timing
+from benchmarks.gpu.case import FORWARD, Absent, Case, Targets, Work, kernel
 from benchmarks.gpu.cases import ALL, BY_NAME
-from benchmarks.gpu.cases.case import FORWARD, Absent, Case, Targets, Work, kernel
 from benchmarks.gpu.results import ABSENT, FAILED, OK, RUNNING, WRONG, Job, Results, ResultsError
 from benchmarks.gpu.rivals import EAGER, MAX_AUTOTUNE, OURS
 from benchmarks.gpu.settings import CPU_NOTE, Settings

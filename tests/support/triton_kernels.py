@@ -72,7 +72,8 @@ def _run(compute: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, list[
     if not wanted or not differentiable:
         return pytree.tree_map(_detached, outputs), []
     incoming = [_incoming(leaf, seed) for seed, leaf in enumerate(differentiable)]
-    gradients = torch.autograd.grad(differentiable, wanted, incoming, allow_unused=True)
+    with torch.autograd.set_multithreading_enabled(False):  # launches are watched on this thread
+        gradients = torch.autograd.grad(differentiable, wanted, incoming, allow_unused=True)
     found = [
         torch.zeros_like(into) if gradient is None else gradient
         for into, gradient in zip(wanted, gradients, strict=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.gpu.case import Case
 from benchmarks.gpu.cases import attention, copies, gated, losses, norms, products
-from benchmarks.gpu.cases.case import Case
 
 ALL: tuple[Case, ...] = (
     *norms.CASES,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.cases.case import FORWARD, Case, Inputs, Shape, Targets, Work, ours, randn
+from benchmarks.gpu.case import FORWARD, Case, Inputs, Shape, Targets, Work, ours, randn
 from benchmarks.gpu.rivals import CUDNN, FLASH, flex_decoding, sdpa
 
 PREFILL = (

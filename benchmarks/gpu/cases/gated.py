@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.cases.case import FORWARD, Case, Inputs, Shape, Targets, Work, ours, randn
+from benchmarks.gpu.case import FORWARD, Case, Inputs, Shape, Targets, Work, ours, randn
 from benchmarks.gpu.cases.norms import EPS, HUGE, moved, rows_and_weights
 from benchmarks.gpu.rivals import MAX_AUTOTUNE, liger
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.cases.case import (
+from benchmarks.gpu.case import (
     EIGHT_BITS,
     FORWARD,
     Case,
