@@ -1,8 +1,7 @@
 """Attention: how many queries by how many keys a program works on at a time.
 
-By kind of architecture (or by its name) and by head size, the best guess first. Entries are such
-that nothing spills with any kind of mask; where there is no entry, the kernel is not used and the
-operator computes its plain meaning.
+By kind of architecture and by head size, the best guess first. Nothing spills with any kind of
+mask; where there is no entry, the kernel is not used and the operator computes its plain meaning.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def _of(rows: int, columns: int, warps: int, stages: int, waves: int | None = No
 _FORWARD: Mapping[str, Table] = {
     "ampere": {
         64: (_of(128, 64, 8, 3), _of(64, 64, 4, 3)),
-        128: (_of(128, 64, 8, 3), _of(64, 64, 8, 2)),
+        128: (_of(128, 64, 8, 3), _of(64, 32, 8, 3)),
         256: (_of(64, 64, 8, 2),),
     },
     "small": {  # as Ampere, with little shared memory
@@ -44,8 +43,8 @@ _FORWARD: Mapping[str, Table] = {
         256: (_of(128, 32, 8, 2), _of(64, 64, 8, 2)),
     },
     "cdna": {
-        64: (_of(128, 64, 4, 2, 2), _of(64, 32, 4, 2)),
-        128: (_of(128, 32, 4, 2, 2), _of(128, 64, 8, 2), _of(64, 32, 4, 2)),
+        64: (_of(128, 64, 8, 2), _of(64, 32, 4, 2)),
+        128: (_of(128, 32, 4, 2, 2), _of(64, 32, 4, 2)),
         256: (_of(64, 32, 4, 2),),
     },
     "rdna": {
@@ -55,12 +54,12 @@ _FORWARD: Mapping[str, Table] = {
 }
 _QUERY_BACKWARD: Mapping[str, Table] = {
     "ampere": {
-        64: (_of(128, 64, 8, 2), _of(64, 64, 4, 2)),
+        64: (_of(128, 64, 8, 2), _of(64, 32, 4, 2)),
         128: (_of(128, 32, 8, 2), _of(64, 32, 4, 2)),
-        256: (_of(64, 64, 8, 2),),
+        256: (_of(64, 32, 8, 1),),
     },
     "small": {
-        64: (_of(128, 64, 8, 2), _of(64, 64, 4, 2)),
+        64: (_of(128, 64, 8, 2), _of(64, 32, 4, 2)),
         128: (_of(64, 32, 4, 2),),
         256: (_of(64, 32, 8, 1),),
     },
@@ -72,7 +71,7 @@ _QUERY_BACKWARD: Mapping[str, Table] = {
     "blackwell": {
         64: (_of(128, 64, 8, 2), _of(64, 64, 4, 2)),
         128: (_of(128, 64, 8, 2), _of(64, 64, 4, 2)),
-        256: (_of(128, 32, 8, 2), _of(64, 64, 8, 2)),
+        256: (_of(128, 32, 8, 2),),
     },
     "cdna": {
         64: (_of(128, 32, 4, 1), _of(64, 32, 4, 1)),
@@ -83,31 +82,26 @@ _QUERY_BACKWARD: Mapping[str, Table] = {
 }
 _KEY_BACKWARD: Mapping[str, Table] = {
     "ampere": {
-        64: (_of(32, 128, 8, 2), _of(32, 64, 8, 2)),
+        64: (_of(32, 128, 8, 1), _of(16, 64, 4, 2)),
         128: (_of(32, 64, 8, 2),),
-        256: (_of(16, 64, 8, 1),),
+        256: (_of(16, 64, 8, 1), _of(16, 32, 8, 2)),
     },
     "small": {
-        64: (_of(32, 128, 8, 2), _of(32, 64, 4, 2)),
+        64: (_of(32, 128, 8, 1), _of(16, 64, 4, 2)),
         128: (_of(32, 64, 8, 2),),
         256: (_of(16, 32, 8, 1),),
     },
     "hopper": {
         64: (_of(64, 128, 8, 2), _of(32, 64, 4, 2)),
         128: (_of(32, 64, 8, 2), _of(16, 64, 8, 2)),
-        256: (_of(16, 64, 8, 2),),
+        256: (_of(16, 64, 8, 2), _of(16, 32, 8, 2)),
     },
     "blackwell": {
         64: (_of(32, 128, 8, 2), _of(32, 64, 4, 2)),
         128: (_of(32, 64, 8, 1), _of(16, 64, 8, 2)),
-        256: (_of(16, 64, 8, 1),),
+        256: (_of(16, 64, 8, 1), _of(16, 32, 8, 2)),
     },
     "cdna": {
-        64: (_of(32, 64, 8, 1, 2), _of(16, 64, 4, 1)),
-        128: (_of(32, 64, 8, 1), _of(16, 64, 4, 1)),
-        256: (_of(16, 64, 4, 1),),
-    },
-    "gfx950": {
         64: (_of(32, 64, 8, 1, 2), _of(16, 64, 4, 1)),
         256: (_of(16, 64, 4, 1),),
     },
@@ -154,6 +148,11 @@ def key_backward(
     return _found(_KEY_BACKWARD, _EXACT_KEY_BACKWARD, architecture, size, dtype, precision)
 
 
+def beside_a_mask(candidates: tuple[Config, ...]) -> tuple[Config, ...]:
+    """Where masks lie takes registers: the smallest tile is the one that has some left."""
+    return candidates[-1:]
+
+
 def _found(
     half: Mapping[str, Table],
     exact: Mapping[str, Table],
@@ -163,11 +162,10 @@ def _found(
     precision: str,
 ) -> tuple[Config, ...]:
     kind = _kind(architecture)
-    matrix = half.get(architecture.name, half.get(kind, {}))
     if dtype is not torch.float32:
-        return _at(matrix, size)
+        return _at(half.get(kind, {}), size)
     if precision == "tf32" and 2 * size <= 256:  # as many bytes as a head twice as large
-        return _at(matrix, 2 * size)
+        return _at(half.get(kind, {}), 2 * size)
     return _at(exact.get("cuda" if architecture.backend == "cuda" else kind, {}), size)
 
 

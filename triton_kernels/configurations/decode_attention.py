@@ -15,15 +15,30 @@ FEWEST_KEYS = 128  # of one split: fewer are not worth a program of their own
 def tiles(
     architecture: Architecture, size: int, rows: int, dtype: torch.dtype
 ) -> tuple[Config, ...]:
-    """Tile ROWS x COLUMNS: queries of all heads that share keys, by keys."""
+    """Tile ROWS x COLUMNS: queries of all heads that share keys, by keys. None for heads so large
+    that registers do not hold them."""
+    kind = "cuda" if architecture.backend == "cuda" else f"hip, {architecture.lanes} lanes"
     row_tile = power_of_two(rows, at_least=16, at_most=32 if size > 128 else 64)
-    bytes_of_key = size * dtype.itemsize
-    fits = 32 if bytes_of_key > 256 else 64
-    if architecture.lanes == 32 and architecture.backend == "hip":
-        return (Config({"ROWS": 16, "COLUMNS": 16}, warps=4, stages=1),)
-    if architecture.backend == "hip":
-        return (Config({"ROWS": row_tile, "COLUMNS": fits // 2}, warps=4, stages=2),)
-    return (Config({"ROWS": row_tile, "COLUMNS": fits}, warps=4, stages=3),)
+    if dtype is torch.float32:
+        return _of_float32(kind, size)
+    if kind == "hip, 32 lanes":
+        return () if size > 128 else (_of(16, 16, 1),)
+    if kind == "hip, 64 lanes":
+        columns = 16 if size > 128 else 32
+        return (_of(row_tile, 2 * columns, 2), _of(row_tile, columns, 2))
+    columns = 32 if size > 128 else 64
+    found = (_of(row_tile, columns, 3),)
+    return (*found, _of(16, 2 * columns, 2)) if row_tile == 16 else found
+
+
+def _of_float32(kind: str, size: int) -> tuple[Config, ...]:
+    if kind == "hip, 32 lanes":
+        return ()
+    return (_of(16, 16 if size > 64 else 32, 1),)
+
+
+def _of(rows: int, columns: int, stages: int) -> Config:
+    return Config({"ROWS": rows, "COLUMNS": columns}, warps=4, stages=stages)
 
 
 def splits(architecture: Architecture, programs: int, keys: int) -> int:

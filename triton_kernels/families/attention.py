@@ -481,6 +481,8 @@ def _config(kernel: str, candidates_of: Any, query: Tensor, known: dict[str, Any
     queries = power_of_two(known["n_queries"], at_most=256)
     problem = (size, queries, query.dtype, known["PRECISION"])
     candidates = candidates_of(architecture, *problem)
+    if known["mask_ptr"] is not None:
+        candidates = configurations.beside_a_mask(candidates)
     names = [name for name in ("mask_ptr", "softcap", "lower", "upper") if known[name] is not None]
     return (
         tuning.choose(kernel, architecture, (*problem, *names), candidates) if candidates else None

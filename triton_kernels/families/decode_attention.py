@@ -52,12 +52,12 @@ def _decode_attention_kernel(
     key_head_index, batch = (of_head % key_heads).to(tl.int64), (of_head // key_heads).to(tl.int64)
     row = tl.program_id(0) // splits % tiles * ROWS + tl.arange(0, ROWS)
     row_is_in = row < rows
-    token = row % n_queries
+    token = (row % n_queries).to(tl.int64)
 
     length = n_keys
     if lengths_ptr is not None:
         length = tl.minimum(tl.load(lengths_ptr + batch), n_keys).to(tl.int32)
-    last_seen = length - n_queries + token  # a token sees the keys up to its own
+    last_seen = (length - n_queries + token).to(tl.int32)  # a token sees the keys up to its own
     begin = 0
     if window is not None:
         begin = tl.maximum(length - n_queries - window, 0) // COLUMNS * COLUMNS
@@ -75,9 +75,9 @@ def _decode_attention_kernel(
     along = tl.arange(0, SIZE).to(tl.int64)
     along_value = tl.arange(0, VALUE_SIZE).to(tl.int64)
     head = key_head_index * group + row // n_queries
-    at = head * query_head + token.to(tl.int64) * query_row
-    at = query_ptr + batch * query_batch + at[:, None] + along[None, :] * query_column
-    query = tl.load(at, row_is_in[:, None] & (along < size)[None, :], 0.0)
+    query_ptr += batch * query_batch
+    query_at = (head * query_head + token * query_row)[:, None] + along[None, :] * query_column
+    query = tl.load(query_ptr + query_at, row_is_in[:, None] & (along < size)[None, :], 0.0)
 
     sums = tl.zeros([ROWS, VALUE_SIZE], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -94,10 +94,11 @@ def _decode_attention_kernel(
             key_at = page * key_batch + within * key_row
             value_at = page * value_batch + within * value_row
         # What lies in the cache beyond the length may be anything, NaN as well: it is not read.
-        at = key_ptr + key_at[:, None] + along[None, :] * key_column
-        key = tl.load(at, is_in[:, None] & (along < size)[None, :], 0.0)
-        at = value_ptr + value_at[:, None] + along_value[None, :] * value_column
-        value = tl.load(at, is_in[:, None] & (along_value < value_size)[None, :], 0.0)
+        key_at = key_at[:, None] + along[None, :] * key_column
+        key = tl.load(key_ptr + key_at, is_in[:, None] & (along < size)[None, :], 0.0)
+        value_at = value_at[:, None] + along_value[None, :] * value_column
+        in_tile = is_in[:, None] & (along_value < value_size)[None, :]
+        value = tl.load(value_ptr + value_at, in_tile, 0.0)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         if softcap is None:
             scores *= scale * 1.4426950408889634
@@ -120,16 +121,17 @@ def _decode_attention_kernel(
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
     sums = sums / total[:, None]
-    is_in = row_is_in[:, None] & (along_value < value_size)[None, :]
+    in_tile = row_is_in[:, None] & (along_value < value_size)[None, :]
     of_row = of_head.to(tl.int64) * rows + row
     if lse_ptr is None:
         at = out_ptr + of_row[:, None] * value_size + along_value[None, :]
-        tl.store(at, sums.to(out_ptr.dtype.element_ty), is_in)
+        tl.store(at, sums.to(out_ptr.dtype.element_ty), in_tile)
     else:
         of_row = of_row * splits + split
         lse = tl.where(nothing, float("-inf"), top + tl.log2(total))
         tl.store(lse_ptr + of_row, lse, row_is_in)
-        tl.store(sums_ptr + of_row[:, None] * value_size + along_value[None, :], sums, is_in)
+        at = sums_ptr + of_row[:, None] * value_size + along_value[None, :]
+        tl.store(at, sums, in_tile)
 
 
 @jit
@@ -197,6 +199,12 @@ def _launch_any(
     rows = heads // max(1, key_heads) * n_queries
     out = query.new_empty((batch, heads, n_queries, value_size))
     config = _config(query, value, rows, table is not None)
+    if config is None:
+        settings = (scale, softcap, window)
+        if table is None:
+            return decode_meaning(query, key, value, lengths, *settings)
+        assert lengths is not None
+        return paged_meaning(query, key, value, table, lengths, *settings)
     programs = batch * key_heads * cdiv(rows, config["ROWS"])
     reach = n_keys if window is None else min(n_keys, window + n_queries)
     splits = configurations.splits(architectures.of(query.device), programs, reach)
@@ -250,11 +258,13 @@ def _launch_any(
     return out
 
 
-def _config(query: Tensor, value: Tensor, rows: int, paged: bool) -> Config:
+def _config(query: Tensor, value: Tensor, rows: int, paged: bool) -> Config | None:
     architecture = architectures.of(query.device)
     size = power_of_two(max(query.shape[3], value.shape[3]), at_least=16)
     candidates = configurations.tiles(architecture, size, rows, query.dtype)
     problem = (size, power_of_two(rows, at_most=64), query.dtype, paged)
+    if not candidates:
+        return None
     return tuning.choose("decode_attention", architecture, problem, candidates)
 
 

@@ -254,14 +254,14 @@ def test_large_scores_do_not_overflow() -> None:
     check("large", ours(), torchs_own(), inputs, launches=KERNELS)
 
 
-def test_offsets_that_32_bits_do_not_hold() -> None:
-    """Memory of nine billion numbers, of which a few are touched."""
-    apart = 2**27
-    memory = torch.empty(70 * apart, dtype=torch.float16, device="cpu")
+@pytest.mark.parametrize(("rows", "apart"), [(20, 2**27), (140, 2**24)])
+def test_offsets_that_32_bits_do_not_hold(rows: int, apart: int) -> None:
+    """Within one tile, and from tile to tile. Offsets that wrap around find the zeros in front."""
+    memory = torch.empty(2**31 + rows * apart, dtype=torch.float16, device="cpu")
     inputs = []
     for shift in (0, 16, 32):
-        one = memory[shift:].as_strided((1, 1, 66, 16), (0, 0, apart, 1))
-        inputs.append(one.copy_(torch.randn(1, 1, 66, 16, device="cpu")))
+        one = memory[2**31 + shift :].as_strided((1, 1, rows, 16), (0, 0, apart, 1))
+        inputs.append(one.copy_(torch.randn(1, 1, rows, 16, device="cpu")))
     got = attention(*inputs, causal=True)
     near = attention(*(one.contiguous() for one in inputs), causal=True)
     assert torch.equal(got, near)
