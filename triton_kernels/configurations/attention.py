@@ -24,12 +24,12 @@ def _of(rows: int, columns: int, warps: int, stages: int, waves: int | None = No
 _FORWARD: Mapping[str, Table] = {
     "ampere": {
         64: (_of(128, 64, 8, 3), _of(64, 64, 4, 3)),
-        128: (_of(128, 64, 8, 3), _of(64, 32, 8, 3)),
+        128: (_of(128, 64, 8, 3), _of(64, 64, 4, 2)),
         256: (_of(64, 64, 8, 2),),
     },
     "small": {  # as Ampere, with little shared memory
         64: (_of(128, 64, 8, 3), _of(64, 64, 4, 3)),
-        128: (_of(128, 32, 8, 2), _of(64, 32, 4, 3)),
+        128: (_of(128, 32, 8, 2), _of(64, 64, 4, 2)),
         256: (_of(64, 32, 8, 2),),
     },
     "hopper": {

@@ -34,11 +34,13 @@ def tiles(
 def _of_float32(kind: str, size: int) -> tuple[Config, ...]:
     if kind == "hip, 32 lanes":
         return ()
-    return (_of(16, 16 if size > 64 else 32, 1),)
+    if size <= 64:
+        return (_of(16, 32, 1),)
+    return (_of(16, 16, 1, warps=8 if kind == "cuda" and size > 128 else 4),)
 
 
-def _of(rows: int, columns: int, stages: int) -> Config:
-    return Config({"ROWS": rows, "COLUMNS": columns}, warps=4, stages=stages)
+def _of(rows: int, columns: int, stages: int, warps: int = 4) -> Config:
+    return Config({"ROWS": rows, "COLUMNS": columns}, warps, stages)
 
 
 def splits(architecture: Architecture, programs: int, keys: int) -> int:
