@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 
 from kernel_dispatch.terminal import write, write_json
 from kernel_dispatch.user_code import UsageError, load, user_code
@@ -35,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{flag} for scripts, and a dry run takes a function.")
     if args.target.endswith(".py"):
         raise UsageError(f"a dry run takes a function: write {args.target}:function.")
+    if args.emit:
+        _demand_folder(args.emit)
     options = {} if args.level is None else {"level": args.level}
     aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
     with aside:
@@ -45,7 +48,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json({**told.as_dict(), "written": [str(path) for path in written]})
     else:
-        write(told.text())
+        write(told.text(args.verbose))
         if args.emit:
             write(f"{len(written)} files written to {args.emit}")
-    return int(not told.graphs or any(graph.error for graph in told.graphs))
+    return int(not told.complete)
+
+
+def _demand_folder(name: str) -> None:
+    """Before the work, not after it."""
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--emit {name}: {error.strerror or error}; give a folder.") from None

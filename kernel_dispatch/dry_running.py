@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from kernel_dispatch import dynamo
-from kernel_dispatch.callables import given_to_torch
+from kernel_dispatch.explaining import Explanation, compiled_apart, uncompiled, watching
 from kernel_dispatch.facts import GraphFacts, collect
 from kernel_dispatch.selection import Machine, Plan, plan
 from kernel_dispatch.settings import Settings, resolve
@@ -28,7 +28,7 @@ from lowering.contract import Probe, Region, Request, Target
 from lowering.errors import SettingError, nearest
 from lowering.graphs import clone, hint
 from lowering.targets.gpu import features_of
-from triton_kernels import architectures, cross_compiling, launching
+from triton_kernels import architectures, cross_compiling
 from triton_kernels.architectures import Architecture
 from triton_kernels.cross_compiling import Binary
 from triton_kernels.launching import Launch
@@ -88,9 +88,11 @@ class PlannedGraph:
 
     @property
     def least_seconds(self) -> float:
-        """By the data sheet: all products at the full rate, or what goes in and out of the graph at
-        the memory's, whichever takes longer. No program reaches it."""
-        rates = self.architecture.flops_per_second
+        """By the data sheet, of the forward, in the graph's own dtypes: all products at the full
+        rate, or what goes in and out at the memory's, whichever takes longer."""
+        rates = dict(self.architecture.flops_per_second)
+        if torch.get_float32_matmul_precision() != "highest":
+            rates["float32"] = rates.get("tf32", rates["float32"])
         known = [rates[dtype] for dtype in self.facts.dtypes if dtype in rates]
         arithmetic = self.facts.flops / max(known, default=rates["float32"])
         memory = self.facts.bytes_at_boundary / self.architecture.bytes_per_second
@@ -108,7 +110,7 @@ class PlannedGraph:
                     "left": region.left,
                     "backward": region.backward,
                     "place": region.place,
-                    "why": _why(self.plan, region),
+                    "why": region.why,
                 }
                 for region in self.regions
             ],
@@ -119,10 +121,11 @@ class PlannedGraph:
             "error": self.error,
         }
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, verbose: bool = False) -> Iterator[str]:
+        forward = " forward" if self.facts.training else ""
         yield (
             f"graph at {self.facts.place or '?'}: target {self.plan.target}, provider "
-            f"{self.plan.provider}; {self.facts.flops / 1e9:.3g} GFLOP, "
+            f"{self.plan.provider}; {self.facts.flops / 1e9:.3g} GFLOP{forward}, "
             f"{self.facts.bytes_at_boundary / 1e6:.3g} MB in and out, at least "
             f"{self.least_seconds * 1e6:.3g} us on a {self.architecture.card}"
         )
@@ -131,17 +134,11 @@ class PlannedGraph:
         for region in self.regions:
             way = " (backward)" if region.backward else ""
             yield f"  {region.name} x{region.count}: {region.provider}{way}"
-            yield f"    because {_why(self.plan, region)}"
+            yield f"    because {region.why}"
         yield from (f"  {kernel}" for kernel in self.kernels)
-
-
-def _why(chosen: Plan, region: Region) -> str:
-    rows = [
-        row
-        for row in chosen.region_rows
-        if (row.region, row.provider) == (region.name, region.provider)
-    ]
-    return rows[0].why if rows else ""
+        for no in self.plan.rejected if verbose else ():
+            who = "/".join(filter(None, (no.target, no.provider, no.region)))
+            yield f"  not {who}: {'; '.join(reason.text for reason in no.reasons)}"
 
 
 @dataclass
@@ -151,6 +148,14 @@ class DryRun:
     device: str
     level: str
     graphs: list[PlannedGraph]
+    notes: list[str] = field(default_factory=list)  # why there is no graph, or more than one
+
+    @property
+    def complete(self) -> bool:
+        """Every graph was lowered, and every kernel compiled."""
+        errors = [graph.error for graph in self.graphs]
+        errors += [kernel.error for graph in self.graphs for kernel in graph.kernels]
+        return bool(self.graphs) and not any(errors)
 
     def regions(self) -> dict[tuple[str, str], int]:
         """(region, provider) -> how many, over all graphs, forward and backward."""
@@ -163,15 +168,16 @@ class DryRun:
 
     def as_dict(self) -> dict[str, Any]:
         graphs = [graph.as_dict() for graph in self.graphs]
-        return {"device": self.device, "level": self.level, "graphs": graphs}
+        return {"device": self.device, "level": self.level, "graphs": graphs, "notes": self.notes}
 
     def json(self, indent: int | None = 2) -> str:
         return json.dumps(self.as_dict(), indent=indent, default=str)
 
-    def text(self) -> str:
+    def text(self, verbose: bool = False) -> str:
         count = len(self.graphs)
         head = f"dry run for {self.device} at {self.level}: {count} graph{'s' * (count != 1)}"
-        return "\n".join([head, *(line for graph in self.graphs for line in graph.lines())])
+        graphs = (line for graph in self.graphs for line in graph.lines(verbose))
+        return "\n".join([head, *graphs, *self.notes])
 
     def __str__(self) -> str:
         return self.text()
@@ -208,6 +214,9 @@ def dry_run(
     "meta" cost neither memory nor time. `options` are those of torch.compile.
     """
     architecture = parse_device(device)
+    if not callable(fn) or isinstance(args, torch.Tensor):
+        given = "a tensor as args" if callable(fn) else repr(fn)
+        raise SettingError(f"dry_run takes a function and a tuple of its arguments, not {given}.")
     settings = resolve(None, options)
     run = DryRun(architecture.device, str(settings.level), [])
 
@@ -215,13 +224,27 @@ def dry_run(
         run.graphs.append(planned(gm, example_inputs, settings, architecture))
         return gm.forward
 
-    with architectures.assume(architecture):  # calls of our kernels stay calls
-        torch.compile(given_to_torch(fn), backend=backend)(*args, **(kwargs or {}))
+    with (
+        architectures.assume(architecture),  # calls of our kernels stay calls
+        torch.random.fork_rng(devices=[]),
+        watching() as watched,
+        uncompiled(fn),
+    ):
+        compiled_apart(fn, backend)(*args, **(kwargs or {}))
+    run.notes = _notes(watched.explanation(), bool(run.graphs))
     return run
+
+
+def _notes(told: Explanation, any_graph: bool) -> list[str]:
+    breaks = [f"graph break: {reason}" for reason in told.graph_breaks]
+    skipped = [f"skipped: {reason}" for reason in told.skipped]
+    never = [] if any_graph or told.never_called is None else [str(told.never_called)]
+    return [*never, *breaks, *skipped]
 
 
 def parse_device(device: str) -> Architecture:
     """The architecture in "cuda:sm90" or "rocm:gfx942"."""
+    device = str(device)
     named = {one.device: one for one in architectures.KNOWN}
     wanted = device.lower()
     alias, _, name = wanted.partition(":")
@@ -365,16 +388,19 @@ def _shapes(launch: Launch) -> list[Any]:
 
 
 def _launches_of(node: fx.Node, architecture: Architecture) -> list[Launch]:
-    from triton_kernels.registration import LAUNCHERS, NAMESPACE
+    from triton_kernels.registration import NAMESPACE, OnPaper
 
     target: Any = node.target
-    if getattr(target, "namespace", "") != NAMESPACE:
-        return []
-    launcher = LAUNCHERS[str(target._schema.name).partition("::")[2]]
+    name = str(getattr(target, "_schema", None) and target._schema.name)
     args, kwargs = pytree.tree_map(_without_memory, (node.args, dict(node.kwargs)))
-    with launching.recorded() as launches:
-        launcher(*args, **kwargs)
-    return launches
+    with OnPaper() as paper:
+        if name.startswith(f"{NAMESPACE}::"):
+            target(*args, **kwargs)
+        elif name == "kernel_dispatch::reduced_linear":
+            from lowering import reduced_linear
+
+            reduced_linear.on_paper(*args, **kwargs)
+    return paper.launches
 
 
 def _without_memory(value: Any) -> Any:

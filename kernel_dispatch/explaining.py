@@ -104,7 +104,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     used). Graphs that are compiled already stay as they are, and so does what is left of Dynamo's
     recompile limit.
     """
-    with watching() as watched, _uncompiled(fn):
+    with watching() as watched, uncompiled(fn):
         result = compiled_afresh(fn)(*args, **kwargs)
     return watched.explanation(result)
 
@@ -119,6 +119,11 @@ def compiled_afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any) -> Any:
         return unified(gm, example_inputs, **{**given, **more})
 
+    return compiled_apart(fn, backend)
+
+
+def compiled_apart(fn: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` under this backend, in a cache of its own where torch has that."""
     apart: dict[str, Any] = {"isolate_recompiles": True} if _can_isolate() else {}
     return torch.compile(given_to_torch(fn), backend=backend, **apart)
 
@@ -129,7 +134,7 @@ def _can_isolate() -> bool:
 
 
 @contextlib.contextmanager
-def _uncompiled(fn: Any) -> Iterator[None]:
+def uncompiled(fn: Any) -> Iterator[None]:
     """A module that was compiled in place runs as it is, and the limit does not stop explain()."""
     compiled_in_place = getattr(fn, "_compiled_call_impl", None)
     with contextlib.ExitStack() as stack:

@@ -129,6 +129,9 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
                 moved += _bytes_of(_tensors_of_args(node)) + _bytes_of(_tensors(_value(node)))
     outputs = [t for node in module.graph.find_nodes(op="output") for t in _tensors_of_args(node)]
     dynamic_dims = _dynamic_dims(placeholders)
+    written = _written_inputs(module, placeholders)
+    # Under a no_grad of the graph's own, parameters want gradients and nothing passes them one.
+    reached = tensors if written else outputs
     return GraphFacts(
         ops=tuple(sorted(ops.items())),
         op_count=sum(count for name, count in ops.items() if name not in _FREE),
@@ -144,8 +147,8 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
         ),
         dynamic=bool(dynamic_dims),
         dynamic_dims=dynamic_dims,
-        training=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-        written_inputs=_written_inputs(module, placeholders),
+        training=torch.is_grad_enabled() and any(t.requires_grad for t in reached),
+        written_inputs=written,
         random=not _RANDOM.isdisjoint(ops),
         subclasses=tuple(sorted({n for e in example_inputs for n in _subclass_name(e)})),
         flops=flops,

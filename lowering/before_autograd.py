@@ -60,7 +60,7 @@ def lower(request: Request) -> tuple[Request, list[Region]]:
     for match, row, maker in list(_choices(request, early)):
         key = (row.region, row.provider)
         region = taken.setdefault(key, _region(row, match, maker))
-        region.count += 1
+        region.one_more(row.why)
         matches.setdefault(key, []).append(match)
         if maker.emit is not None:
             _replace(request.graph.graph, match, maker)

@@ -56,8 +56,15 @@ class Region:
     recipes: tuple[str, ...] = ()  # what was done to its weights, once
     packed_bytes: int = 0  # what the weights' other form costs, beside the originals
     backward: bool = False  # autograd calls it, outside of the graph's own calls: not counted
+    why: str = ""  # the rows' own words
     left: bool = False  # matched, and left as it stands to the provider: nothing counts its runs
     silent: bool = False  # no operator tells that it ran: it does whenever the graph does
+
+    def one_more(self, why: str) -> None:
+        """Regions of one provider may have been taken by several of its rows."""
+        self.count += 1
+        if why not in self.why:
+            self.why = "; ".join(filter(None, (self.why, why)))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.nn import functional
 from lowering import observing
 from lowering.packing import PackedWeights
 from lowering.reasons import Reason
+from triton_kernels import architectures
 
 Tensor = torch.Tensor
 _weights = PackedWeights()
@@ -55,7 +56,7 @@ def _reduced(weight: Tensor, kind: str) -> _Reduced:
 
     if kind == "int8":
         return _Reduced(*quantise_weight(weight))
-    return _Reduced(*quantise_rows(weight, dtype=_fp8()))
+    return _Reduced(*quantise_rows(weight, dtype=_fp8(weight)))
 
 
 def _multiply(x: Tensor, weight: _Reduced, bias: Tensor | None, kind: str) -> Tensor:
@@ -72,11 +73,17 @@ def _multiply(x: Tensor, weight: _Reduced, bias: Tensor | None, kind: str) -> Te
     return out.reshape(*x.shape[:-1], weight.values.shape[0])
 
 
-def _fp8() -> torch.dtype:
-    """The eight-bit float of the GPU that is here: AMD's first ones have one of their own."""
-    if torch.version.hip and "gfx94" in torch.cuda.get_device_properties(0).gcnArchName:
-        return torch.float8_e4m3fnuz
-    return torch.float8_e4m3fn
+def on_paper(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """The product alone, on tensors of the device "meta": for plans."""
+    dtype = torch.int8 if kind == "int8" else _fp8(weight)
+    scale = weight.new_empty(weight.shape[0], dtype=torch.float32)
+    return _multiply(x, _Reduced(weight.new_empty(weight.shape, dtype=dtype), scale), bias, kind)
+
+
+def _fp8(weight: Tensor) -> torch.dtype:
+    """The eight-bit float of that GPU: AMD's first ones have one of their own."""
+    found: torch.dtype = getattr(torch, architectures.of(weight.device).fp8[0])
+    return found
 
 
 def _distance(out: Tensor, exact: Tensor) -> float:

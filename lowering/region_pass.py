@@ -71,13 +71,13 @@ def lower(
 
 def _choose(
     match: Any, rows: Iterable[CapabilityRow], request: Request
-) -> tuple[str, RegionMaker] | None:
+) -> tuple[CapabilityRow, RegionMaker] | None:
     """The first provider that takes this match, the fastest of the machine's profile first."""
     work, situation = match.work(), _situation(request)
     for row in in_order(rows, work, request):
         maker = providers.maker(row)
         if not check(row, work, situation) and not maker.refuses(match):
-            return row.provider, maker
+            return row, maker
     return None
 
 
@@ -96,7 +96,7 @@ def _situation(request: Request) -> Situation:
 def _replace(
     graph: fx.Graph,
     match: Any,
-    provider: str,
+    row: CapabilityRow,
     maker: RegionMaker,
     taken: dict[tuple[str, str], Region],
 ) -> dict[fx.Node, fx.Node]:
@@ -111,7 +111,7 @@ def _replace(
         old.replace_all_uses_with(new)
     for old in made.values():
         erase_dead(graph, old)
-    region = _count(match, provider, taken)
+    region = _count(match, row, taken)
     region.silent = maker.silent
     region.packed_bytes += _packed_bytes(match, maker)
     region.recipes = tuple(sorted({*region.recipes, *_recipes(match, maker)}))
@@ -119,12 +119,12 @@ def _replace(
     return made
 
 
-def _count(match: Any, provider: str, taken: dict[tuple[str, str], Region]) -> Region:
-    name = match.work().region
-    region = taken.get((name, provider))
+def _count(match: Any, row: CapabilityRow, taken: dict[tuple[str, str], Region]) -> Region:
+    key = (row.region, row.provider)
+    region = taken.get(key)
     if region is None:
-        region = taken[name, provider] = Region(name, provider, 0, place(match.node))
-    region.count += 1
+        region = taken[key] = Region(*key, 0, place(match.node))
+    region.one_more(row.why)
     return region
 
 

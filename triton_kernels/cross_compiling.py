@@ -74,10 +74,12 @@ def _granule(registers: int) -> int:
 
 def compile(launch: Launch, architecture: Architecture) -> Binary:
     """The machine code that this launch would run there."""
-    from triton_kernels._triton import ABSENT
+    from triton_kernels._triton import ABSENT, INTERPRETED
 
     if ABSENT:
         raise RuntimeError(ABSENT)
+    if INTERPRETED:
+        raise RuntimeError("kernels are defined for Triton's interpreter: unset TRITON_INTERPRET")
     key = _specialised(launch)
     options = tuple(sorted(launch.config.options(architecture).items()))
     return _compiled(_function(launch.kernel), key, options, architecture.name)

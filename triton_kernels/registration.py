@@ -12,9 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from triton_kernels import architectures
 from triton_kernels._triton import ABSENT, INTERPRETED
+from triton_kernels.errors import demand
+from triton_kernels.launching import Launch, recorded
 
 NAMESPACE = "triton_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -40,6 +43,26 @@ def operator(
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     LAUNCHERS[name] = launcher
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+class OnPaper(TorchDispatchMode):
+    """Our operators, called on tensors of the device "meta": `launches` has what they would launch.
+
+    Backwards count that run on this thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Launch] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace == NAMESPACE:
+            with recorded() as launches:
+                LAUNCHERS[str(func._schema.name).partition("::")[2]](*args, **(kwargs or {}))
+            self.launches += launches
+        return func(*args, **(kwargs or {}))
 
 
 def _laid_out(meaning: Implementation, fake: Implementation) -> Implementation:
@@ -72,9 +95,13 @@ def kernels_take(*tensors: torch.Tensor | None, dtypes: frozenset[torch.dtype] =
     they do not, the meaning is made of torch's own operators, which torch.compile fuses anywhere.
     """
     given = [tensor for tensor in tensors if tensor is not None]
-    return (
-        not ABSENT
-        and len({tensor.device for tensor in given}) == 1
-        and (given[0].device.type in _DEVICES or architectures.is_assumed())
-        and all(tensor.dtype in dtypes for tensor in given)
-    )
+    device = given[0].device
+    for other in given:
+        demand(other.device == device, lambda: _apart(given))
+    here = not ABSENT and device.type in _DEVICES
+    return (here or architectures.is_assumed()) and all(tensor.dtype in dtypes for tensor in given)
+
+
+def _apart(given: list[torch.Tensor]) -> str:
+    devices = sorted({str(tensor.device) for tensor in given})
+    return f"all tensors are on one device, not on {' and '.join(devices)}"

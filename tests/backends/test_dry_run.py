@@ -173,3 +173,101 @@ def test_bad_commands(
     assert main(["explain", *arguments]) == code
     assert said in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+# --- nothing is left behind, and nothing is left unsaid -------------------------------------------
+
+
+def test_dry_runs_leave_no_trace_in_dynamo() -> None:
+    """Dynamo gives up on a function after eight compilations; these must not count."""
+    x = torch.randn(2, 4)
+    planned = [
+        len(
+            kernel_dispatch.dry_run(nn.Sequential(nn.Linear(4, n)), (x,), device="cuda:sm90").graphs
+        )
+        for n in range(1, 12)
+    ]
+    assert planned == [1] * 11
+    before = torch.get_rng_state()
+    kernel_dispatch.dry_run(nn.Dropout(0.5), (x,), device="cuda:sm90")
+    assert torch.equal(torch.get_rng_state(), before)
+    compiled = torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="unified")
+    compiled(x)
+    (graph,) = kernel_dispatch.report(compiled)
+    assert not graph.recompile_reason
+
+
+def test_no_grad_inside_of_the_function_is_inference() -> None:
+    linear = nn.Linear(64, 64, dtype=torch.bfloat16, device="meta")
+
+    @torch.no_grad()
+    def decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(linear(q), k, v)
+
+    told = kernel_dispatch.dry_run(decode, step(), device="cuda:sm90")
+    assert not told.graphs[0].facts.training
+    assert told.regions()[("attention", "triton")] == 1
+
+
+def test_no_graph_and_graph_breaks_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = kernel_dispatch.dry_run(lambda: 3, device="cuda:sm90")
+    assert not nothing.complete
+    assert "never called" in str(nothing)
+
+    def talks(x: Tensor) -> Tensor:
+        x = x @ x
+        print("here")
+        return x @ x
+
+    told = kernel_dispatch.dry_run(talks, (torch.randn(8, 8),), device="cuda:sm90")
+    assert len(told.graphs) == 2
+    assert "graph break: " in str(told)
+
+
+def test_each_region_has_the_words_of_the_row_that_took_it() -> None:
+    few, many = (torch.empty(n, 1024, dtype=torch.bfloat16, device="meta") for n in (1, 4096))
+    layer = nn.Linear(1024, 4096, dtype=torch.bfloat16, device="meta")
+    options = {"level": "O3", "tolerance": 0.05}
+    for x, word in ((few, "int8"), (many, "8-bit floats")):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            told = kernel_dispatch.dry_run(layer, (x,), device="rocm:gfx942", options=options)
+        (graph,) = told.graphs
+        assert word in graph.regions[0].why
+        assert graph.kernels
+        assert told.complete, str(told)
+
+
+def test_without_triton_the_plan_says_that_nothing_was_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton_kernels import _triton, registration
+
+    for module in (_triton, registration):
+        monkeypatch.setattr(module, "ABSENT", "triton does not import: gone")
+    with torch.no_grad():
+        told = kernel_dispatch.dry_run(attend, step(), device="cuda:sm90")
+    assert told.graphs[0].kernels
+    assert all("gone" in kernel.error for kernel in told.graphs[0].kernels)
+    assert not told.complete
+
+
+@pytest.mark.parametrize("bad", [(5, ()), (nn.Identity(), torch.ones(2))])
+def test_what_is_no_call(bad: tuple) -> None:
+    with pytest.raises(SettingError, match="a function and a tuple of its arguments"):
+        kernel_dispatch.dry_run(*bad, device="cuda:sm90")
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(SCRIPT)
+    taken = str(tmp_path / "net.py")
+    assert main(["explain", f"{taken}:step", "--device", "cuda:sm90", "--emit", taken]) == 2
+    assert f"--emit {taken}" in capsys.readouterr().err
+
+
+def test_an_architecture_as_a_forced_device_points_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNIFIED_DEVICE", "cuda:sm90")
+    with pytest.raises(SettingError, match="dry_run"):
+        kernel_dispatch.explain(torch.relu, torch.ones(2))

@@ -12,31 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import triton_kernels
 from tests.support.triton_calls import CALLS
-from triton_kernels import architectures, cross_compiling, launching
+from triton_kernels import architectures, cross_compiling
 from triton_kernels.launching import Launch
+from triton_kernels.registration import OnPaper
 
 _VALUE = re.compile(r"%[\w$.#]+")
-
-
-class Recording(TorchDispatchMode):
-    """Runs the launchers of our operators on paper; results are those of the device "meta"."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches: list[Launch] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "triton_kernels":
-            from triton_kernels.registration import LAUNCHERS
-
-            with launching.recorded() as launches:
-                LAUNCHERS[func._schema.name.partition("::")[2]](*args, **(kwargs or {}))
-            self.launches += launches
-        return func(*args, **(kwargs or {}))
 
 
 def launches_of(name: str) -> list[Launch]:
@@ -44,12 +27,12 @@ def launches_of(name: str) -> list[Launch]:
     inputs = pytree.tree_map(_on_meta, CALLS[name](6))
     if name not in _FOR_INFERENCE:
         _first_floats(inputs).requires_grad_()
-    with architectures.assume(architectures.named("sm90")), Recording() as recording:
+    with architectures.assume(architectures.named("sm90")), OnPaper() as paper:
         outputs = getattr(triton_kernels, name)(*inputs)
         for out in pytree.tree_leaves(outputs):
             if isinstance(out, torch.Tensor) and out.requires_grad:
                 out.backward(torch.empty_like(out), retain_graph=True)
-    return recording.launches
+    return paper.launches
 
 
 def _on_meta(value: Any) -> Any:

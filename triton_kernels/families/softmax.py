@@ -443,6 +443,8 @@ def _demand_fits(x: Tensor, dim: int, mask: Tensor | None) -> None:
     choice = f"dim is one of {x.dim()} dimensions, {-x.dim()} to {x.dim() - 1}"
     demand(there, lambda: f"{choice}, not {dim}")
     if mask is not None:
+        apart = f"all tensors are on one device, not on {x.device} and {mask.device}"
+        demand(mask.device == x.device, apart)
         sizes = zip(reversed(mask.shape), reversed(x.shape), strict=False)
         spreads = mask.dim() <= x.dim() and all(m in (1, size) for m, size in sizes)
         kind = mask.dtype is torch.bool or mask.is_floating_point()

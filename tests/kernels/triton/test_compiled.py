@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 import triton_kernels
 from tests.support.triton_calls import CALLS
 from triton_kernels.availability import interpreting
+from triton_kernels.errors import KernelArgumentError
 
 pytestmark = pytest.mark.plain
 
@@ -49,3 +50,14 @@ def test_in_one_graph(name: str) -> None:
 
 def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "swiglu", "attention", "matmul", "softmax", "rope"])
+def test_tensors_apart_are_told(name: str) -> None:
+    first, *others = CALLS[name](4)
+    if name == "softmax":
+        others = [-1]
+    moved = [x.to("meta") if is_tensor(x) else x for x in others]
+    more = {"mask": torch.ones(4, 32, device="meta")} if name == "softmax" else {}
+    with pytest.raises(KernelArgumentError, match=r"one device, not on \w+ and \w+"):
+        getattr(triton_kernels, name)(first, *moved, **more)
