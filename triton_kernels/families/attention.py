@@ -753,9 +753,11 @@ def _is_mask_of_kernels(mask: Tensor, query: Tensor) -> bool:
 def _demand_fits(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         demand(
-            tensor.dim() == 4 and tensor.is_floating_point() and tensor.dtype == query.dtype,
-            f"{name} is (batch, heads, rows, size) of floats of one dtype, not {of(tensor)}",
+            tensor.dim() == 4 and tensor.is_floating_point(),
+            f"{name} is (batch, heads, rows, size) of floats, not {of(tensor)}",
         )
+        same = f"{name} is of query's {query.dtype}, not {of(tensor)}"
+        demand(tensor.dtype == query.dtype, same)
     demand(
         key.shape[0] == query.shape[0] and key.shape[3] == query.shape[3],
         f"key has the batch and the head size of query ({of(query)}), not {of(key)}",

@@ -830,9 +830,8 @@ def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
 
 def _demand_fits(a: Tensor, b: Tensor, bias: Tensor | None) -> None:
     demand(a.dim() >= 2, f"a has at least two dimensions, not {described(a)}")
-    demand(
-        a.is_floating_point() and a.dtype == b.dtype, f"b is of a's {a.dtype}, not {described(b)}"
-    )
+    demand(a.is_floating_point(), f"a holds floats, not {described(a)}")
+    demand(a.dtype == b.dtype, f"b is of a's {a.dtype}, not {described(b)}")
     fits = a.shape[-1] == b.shape[-2]
     demand(fits, f"b has a row for each of a's {a.shape[-1]} columns, not {described(b)}")
     pairs = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)

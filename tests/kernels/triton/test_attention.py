@@ -281,7 +281,7 @@ def test_bad_arguments_are_named() -> None:
         (r"key has the batch and the head size", (query, key[..., :4], value), {}),
         (r"value has the batch, the heads", (query, key, value[:, :, :3]), {}),
         (r"multiple of key's 3 heads", (query, key[:, :3], value[:, :3]), {}),
-        (r"value is .* one dtype", (query, key, value.half()), {}),
+        (r"value is of query's torch.float32", (query, key, value.half()), {}),
         (r"mask can be broadcast to \[2, 4, 5, 5\]", (query, key, value), {"mask": query > 0}),
         (r"mask is boolean", (query, key, value), {"mask": torch.ones(5, 5, dtype=torch.int32)}),
         (r"causal is True, False or", (query, key, value), {"causal": "left"}),
