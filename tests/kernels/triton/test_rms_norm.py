@@ -58,7 +58,9 @@ def test_rows_that_registers_do_not_hold() -> None:
     check("wide", add_rms_norm, torchs_add_norm, inputs, launches=kernels)
 
 
-@pytest.mark.parametrize("layout", ["transposed", "expanded", "strided", "sliced"])
+@pytest.mark.parametrize(
+    "layout", ["transposed", "expanded", "strided", "sliced", "rows apart", "one row"]
+)
 def test_layouts(layout: str) -> None:
     base = torch.randn(6, 10, 12)
     x = {
@@ -66,6 +68,8 @@ def test_layouts(layout: str) -> None:
         "expanded": base[:1].expand(6, 10, 12),
         "strided": base[..., ::2],
         "sliced": base[:, 2:7, 1:],
+        "rows apart": base[0, :, :7],
+        "one row": base[0, :1].expand(6, 12),
     }[layout].requires_grad_()
     weight = torch.randn(2 * x.shape[-1], requires_grad=True)
     check(layout, rms_norm, torchs_norm, (x, weight.detach()[::2].requires_grad_(), 1e-6))
