@@ -48,6 +48,8 @@ def choose(
     if (nth := _nth.get()) is not None:
         return candidates[min(nth, len(candidates) - 1)]
     stored = _stored(architecture.name).get(key)
+    if stored is None:
+        return candidates[0]
     return next((one for one in candidates if str(one) == stored), candidates[0])
 
 

@@ -85,9 +85,9 @@ def _skipped_cuda_graphs(before: int, after: int) -> list[str]:
 
 def _wants_whole_operators(request: Request) -> bool:
     """Only kernels that absorb an activation or a BatchNorm need to see one."""
-    absorbing = {row for row in request.region_rows if row.region in ("linear", "convolution")}
-    makers = [providers.maker(row) for row in absorbing]
-    return not request.training and any(maker.emit is not None for maker in makers)
+    rows = [row for row in request.region_rows if row.region in ("linear", "convolution")]
+    emitting = [row for row in rows if not row.early and providers.maker(row).emit is not None]
+    return bool(emitting) and not request.training
 
 
 def _with_regions(request: Request, taken: list[Region]) -> Any:

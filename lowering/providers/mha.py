@@ -38,6 +38,9 @@ def _emit(graph: fx.Graph, match: Attention, epilogue: Epilogue) -> fx.Node:
 
 def _refuses(match: Attention) -> str:
     """Torch adds a mask of another dtype in that dtype; that rounding is not imitated here."""
+    ours = library.probe()  # where a GPU is, `probe` above does not ask for it
+    if not ours.available:
+        return ours.reason
     if match.mask is None:
         return ""
     mask = match.mask.meta["val"]

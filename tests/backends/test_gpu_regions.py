@@ -246,6 +246,35 @@ def test_weights_that_lose_their_zeros_are_multiplied_as_they_are(
     assert not cusparselt.is_two_of_four(weight)
 
 
+def test_rows_that_see_calls_want_no_whole_operators() -> None:
+    """Only kernels that absorb activations do; for them the graph is traced a second time."""
+    from lowering.contract import Request
+    from lowering.levels import Level
+    from lowering.providers.inductor import _wants_whole_operators
+    from lowering.targets import cpu, cuda
+
+    def wanted(target: Any) -> bool:
+        graph = torch.fx.symbolic_trace(nn.Identity())
+        return _wants_whole_operators(Request(graph, (), Level.O3, False, target.rows))
+
+    assert wanted(cpu.TARGET)
+    assert not wanted(cuda.TARGET)
+
+
+def test_a_cpu_graph_beside_a_gpu_asks_for_the_kernels_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU brings torch's fused kernels, and no compiler for those of the CPU."""
+    from lowering.contract import Probe
+    from lowering.native import library
+    from lowering.providers import mha
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(library, "probe", lambda: Probe.no("no compiler here"))
+    assert mha.PROVIDER.probe().available
+    assert mha.PROVIDER.regions["attention"].refuses(None) == "no compiler here"
+
+
 FEW, MANY = 4, 4096
 
 
