@@ -131,7 +131,7 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
     dynamic_dims = _dynamic_dims(placeholders)
     written = _written_inputs(module, placeholders)
     # Under a no_grad of the graph's own, parameters want gradients and nothing passes them one.
-    reached = tensors if written else outputs
+    reached = tensors if written or not _all_known(module) else outputs
     return GraphFacts(
         ops=tuple(sorted(ops.items())),
         op_count=sum(count for name, count in ops.items() if name not in _FREE),
@@ -156,6 +156,12 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
         bytes_at_boundary=_bytes_of(boundary.values()) + _bytes_of(outputs),
         place=first_place(module),
     )
+
+
+def _all_known(module: fx.GraphModule) -> bool:
+    """Is it written down what every output is?"""
+    ends = module.graph.find_nodes(op="output")
+    return all(_value(given) is not None for end in ends for given in end.all_input_nodes)
 
 
 def op_name(node: fx.Node) -> str:

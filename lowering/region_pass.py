@@ -54,14 +54,12 @@ def lower(
     """
     made: dict[fx.Node, fx.Node] = {} if stands_for is None else stands_for
     taken: dict[tuple[str, str], Region] = {}
-    left: set[fx.Node] = set()
     for name, region in _REGIONS.items():
         rows = [row for row in request.region_rows if row.region == name and not row.early]
         for match in region.find(graph, weights.Stays(stays)) if rows else ():
-            chosen = None if match.node in left else _choose(match, rows, request)
+            chosen = _choose(match, rows, request)
             if chosen is not None and chosen[1].emit is None:
                 _count(match, chosen[0], taken).left = True
-                left |= {match.node, *match.node.all_input_nodes[:1]}  # a product behind a view
             elif chosen is not None:
                 made.update(_replace(graph, match, *chosen, taken))
     if any(not region.left for region in taken.values()):

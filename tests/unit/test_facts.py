@@ -114,6 +114,29 @@ def test_training(grad: bool) -> None:
     assert not facts_of(torch.sin, tensor(3)).training
 
 
+def test_a_graph_that_forbids_gradients_itself_is_inference() -> None:
+    layer = nn.Linear(4, 4)
+
+    def forbidden(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return layer(x)
+
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return forbidden(x) + layer(x)
+
+    assert not facts_of(forbidden, tensor(2, 4)).training
+    assert facts_of(half, tensor(2, 4)).training
+
+
+def test_an_output_of_which_nothing_is_known_may_want_gradients() -> None:
+    graph = torch.fx.Graph()
+    weight = graph.placeholder("weight")
+    weight.meta["example_value"] = torch.ones(2, requires_grad=True)
+    graph.output((graph.call_function(torch.sin, (weight,)),))
+    module = torch.fx.GraphModule({}, graph)
+    assert collect(module, ()).training
+
+
 def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x += y
     return x * 2
