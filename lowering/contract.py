@@ -131,6 +131,7 @@ class Provider:
     requires: tuple[str, ...] = ()
     regions: Mapping[str, RegionMaker] = field(default_factory=dict)
     early_regions: Mapping[str, RegionMaker] = field(default_factory=dict)  # before autograd
+    plans: bool = False  # compile() honours Request.only_plan: nothing of the vendor is started
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,9 @@ class Target:
     # How a forced device gets and gives back tensors; None means torch's own `Tensor.to`.
     to_target: Callable[[torch.Tensor], torch.Tensor] | None = None
     from_target: Callable[[torch.Tensor, torch.device], torch.Tensor] | None = None
+    # Machines of this kind that a dry run can name: variant -> the details that the probe would
+    # give there. The first one stands for the target's bare name.
+    on_paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name != self.name.lower():

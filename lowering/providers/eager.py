@@ -60,4 +60,5 @@ PROVIDER = Provider(
     summary="torch's own kernels, op by op; refuses nothing",
     probe=probe,
     compile=compile,
+    plans=True,
 )

@@ -193,6 +193,7 @@ PROVIDER = Provider(
     summary="torch's code generator: fused C++ on CPU, Triton on GPUs",
     probe=probe,
     compile=compile,
+    plans=True,
     requires=("a C++ compiler on CPU, Triton on GPUs",),
     regions={region: RegionMaker(None) for region in _LEFT},
     early_regions={region: RegionMaker(None) for region in _LEFT_EARLY},
