@@ -13,9 +13,10 @@ from kernel_dispatch._version import __version__
 if TYPE_CHECKING:
     from kernel_dispatch.backend import reset, unified
     from kernel_dispatch.devices import available_targets
-    from kernel_dispatch.dry_running import DryRun, dry_run
+    from kernel_dispatch.dry_running import dry_run
     from kernel_dispatch.explaining import Explanation, explain
     from kernel_dispatch.facts import GraphFacts
+    from kernel_dispatch.planned_graphs import DryRun
     from kernel_dispatch.reporting import Fallback, GraphReport, Report, report
     from kernel_dispatch.selection import Plan
     from kernel_dispatch.settings import Settings, configure, list_levels, list_options
@@ -36,7 +37,7 @@ _PUBLIC = {
     "reset": "kernel_dispatch.backend",
     "available_targets": "kernel_dispatch.devices",
     "dry_run": "kernel_dispatch.dry_running",
-    "DryRun": "kernel_dispatch.dry_running",
+    "DryRun": "kernel_dispatch.planned_graphs",
     "explain": "kernel_dispatch.explaining",
     "Explanation": "kernel_dispatch.explaining",
     "GraphFacts": "kernel_dispatch.facts",

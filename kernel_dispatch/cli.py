@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kernel_dispatch import __version__, calibrate_command, explain_command
+from kernel_dispatch import __version__, calibrate_command, dry_run_command, explain_command
 from kernel_dispatch.bench import command as bench
 from kernel_dispatch.terminal import Style, style_of, write, write_json
 from kernel_dispatch.user_code import UserCodeError, print_user_error
@@ -151,6 +151,15 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXPLAIN_EXAMPLES,
     )
     _add_explain_arguments(explain)
+    dry_run_command.add_arguments(
+        command(
+            "dry_run",
+            dry_run_command.run,
+            "the plan for a device that need not be here",
+            description=dry_run_command.DESCRIPTION,
+            epilog=dry_run_command.EPILOG,
+        )
+    )
     bench.add_arguments(
         command(
             "bench",
@@ -191,8 +200,8 @@ def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", help="O0, O1, O2 or O3, instead of UNIFIED_LEVEL")
     parser.add_argument(
         "--device",
-        help="force a target (cpu, cuda:1), instead of UNIFIED_DEVICE; or name the architecture "
-        "of a GPU that is not here (cuda:sm90, rocm:gfx942): its plan, without running there",
+        help="force a target (cpu, cuda:1), instead of UNIFIED_DEVICE; one that is not here (mps, "
+        "xpu:client, cuda:sm90) is planned for, without running there",
     )
     parser.add_argument(
         "--emit",
@@ -202,7 +211,9 @@ def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="in a script: make unified the default backend"
     )
-    parser.add_argument("--verbose", action="store_true", help="also what was rejected, and why")
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="also what was rejected, and why"
+    )
 
 
 # --- doctor, devices, levels, options -------------------------------------------------------------

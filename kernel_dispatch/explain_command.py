@@ -65,7 +65,14 @@ def _demand_settings() -> None:
         source = "--device" if source == "configure()" else source
         fix, refused = refused_device(str(settings.device), source, probed_targets())
         if refused:
-            raise UsageError(f"{refused} {fix}".strip())
+            raise UsageError(f"{refused} {fix}".strip() + _plan_instead(settings.device.target))
+
+
+def _plan_instead(target: str) -> str:
+    from kernel_dispatch.imagined_devices import names
+
+    named = [name for name in names() if name.startswith(f"{target}:")]
+    return f" For a plan without it: dry_run --device {named[0]}." if named else ""
 
 
 def _tell(

@@ -76,7 +76,14 @@ def test_what_is_told() -> None:
     with torch.no_grad():
         told = kernel_dispatch.dry_run(model, (torch.randn(1, 3, 8, 8),), device="nvidia:SM90")
     text = str(told)
-    for part in ("cuda:sm90 at O2", "convolution x1: cudnn", "because", "H100", "at least"):
+    for part in (
+        "cuda:sm90 at O2, which is not here (",
+        "sm80+, sm89+",
+        "convolution x1: cudnn",
+        "because",
+        "H100",
+        "at least",
+    ):
         assert part in text
     graph = json.loads(told.json())["graphs"][0]
     assert graph["plan"]["target"] == "cuda"
@@ -129,8 +136,10 @@ def test_levels_and_providers_are_the_users() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:sm91", "cuda", "cuda:0", "cpu:zen5", "sm90", ""])
-def test_a_device_that_is_no_architecture(device: str) -> None:
-    with pytest.raises(SettingError, match=r"names no architecture: one of cuda:sm80, .*gfx1100"):
+def test_a_device_that_no_dry_run_knows(device: str) -> None:
+    """A GPU is known by its architecture: its bare name says too little."""
+    known = r"is none that a dry run knows: one of cuda:sm80, .*gfx1100, .*mps"
+    with pytest.raises(SettingError, match=known):
         kernel_dispatch.dry_run(attend, step(), device=device)
 
 

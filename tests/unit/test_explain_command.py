@@ -246,7 +246,7 @@ def test_backend_never_called_is_a_problem(run: Run) -> None:
         (["kd_shop:work", "--all"], "--all is for scripts"),
         (["kd_shop:work", "--level", "O9"], "unknown level 'O9' (from --level)"),
         (["kd_shop:work", "--device", "cpuu"], "unknown device 'cpuu' (from --device)"),
-        (["kd_shop:work", "--device", "neuron"], "'neuron' was forced (from --device) and is not"),
+        (["kd_shop:work", "--device", "cuda"], "'cuda' was forced (from --device) and is not"),
         (["train.py", "--device", "neuron"], "'neuron' was forced (from --device) and is not"),
     ],
 )
