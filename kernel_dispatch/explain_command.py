@@ -72,7 +72,7 @@ def _plan_instead(target: str) -> str:
     from kernel_dispatch.imagined_devices import names
 
     named = [name for name in names() if name.startswith(f"{target}:")]
-    return f" For a plan without it: dry_run --device {named[0]}." if named else ""
+    return f" (A plan without it: dry_run --device {named[0]}.)" if named else ""
 
 
 def _tell(
