@@ -30,6 +30,7 @@ class CapabilityRow:
     refused_ops: frozenset[str] = frozenset()
     refused_complex_ops: frozenset[str] = frozenset()  # refused where complex numbers are around
     training: bool = True
+    no_training: str = ""  # why it takes inference only, where there is more to say
     dynamic: bool = True
     mutation: bool = True
     subclasses: bool = True
@@ -121,7 +122,8 @@ def _check_values(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[n
 
 def _check_kind(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[no-untyped-def]
     if work.training and not row.training:
-        no("training-unsupported", f"{row.provider} takes inference only")
+        more = f": {row.no_training}" if row.no_training else ""
+        no("training-unsupported", f"{row.provider} takes inference only{more}")
     if work.dynamic and not row.dynamic:
         no("dynamic-unsupported", f"{row.provider} takes static shapes only")
     if work.mutation and not row.mutation:
