@@ -70,7 +70,6 @@ def reset() -> None:
     """Called by torch.compiler.reset(): forget graphs and what was asked of the machine."""
     reporting.clear()
     devices.forget()
-    placement.forget()
     packing.forget()
 
 
@@ -199,7 +198,8 @@ def _say_what_falls_short(record: GraphReport, version: int) -> None:
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport
 ) -> tuple[str, Compiled]:
-    if record.plan.move_to is not None:
+    moves_itself = providers.get(record.plan.provider).moves
+    if record.plan.move_to is not None and not moves_itself:
         moved = placement.place(gm, record, _compile_on_target)
         return record.plan.provider, Compiled(run=moved)
     return _compile_on_target(gm, example_inputs, record)
@@ -225,6 +225,15 @@ def _compile_on_target(
     return "eager", Compiled(run=lean_clone(gm).forward, plain=True)
 
 
+def _left_to_eager(record: GraphReport, reason: Reason) -> None:
+    """An operator that the provider turned out not to have."""
+    reporting.fell_back(record, "compile", record.provider, "eager", reason)
+
+
+def _transferred(record: GraphReport, count: int) -> None:
+    record.transfers += count
+
+
 def _backward_failed(record: GraphReport, error: Exception) -> None:
     """AOTAutograd compiles a backward when it is first needed, long after the plan's providers."""
     reason = Reason("compile-failed", f"the backward: {error}", record.place)
@@ -245,6 +254,13 @@ def _ranking(record: GraphReport) -> ranking.Orders:
     return ranking.orders(rates, rows)
 
 
+def _resident(gm: fx.GraphModule, facts: GraphFacts) -> tuple[int, ...]:
+    """Which of the graph's arguments are parameters or buffers."""
+    names = {fact.name for fact in facts.inputs if fact.kind != "input"}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return tuple(i for i, node in enumerate(placeholders) if node.name in names)
+
+
 def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport) -> Request:
     settings, target = record.settings, targets.find(record.plan.target)
     wanted = target.inductor_config if target is not None else None
@@ -261,5 +277,11 @@ def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphRep
         target_config=config,
         inductor_config=dict(settings.inductor),
         failed_later=lambda error: _backward_failed(record, error),
+        left_to_eager=lambda reason: _left_to_eager(record, reason),
+        move_to=record.plan.move_to,
+        stays=_resident(gm, record.facts),
+        transferred=lambda count: _transferred(record, count),
+        buckets=settings.buckets,
+        cache_folder=str(settings.cache_folder),
         dump_folder=str(debug.folder_of(record)) if debug.enabled() else None,
     )

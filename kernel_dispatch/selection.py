@@ -13,6 +13,7 @@ from typing import Any
 
 from kernel_dispatch.facts import GraphFacts
 from kernel_dispatch.settings import Settings
+from lowering import providers
 from lowering.capability import GRAPH, CapabilityRow, Situation, Work, check
 from lowering.contract import Probe, Target
 from lowering.errors import BackendNotAvailableError
@@ -107,7 +108,7 @@ def plan(facts: GraphFacts, settings: Settings, machine: Machine) -> Plan:
         providers=chosen.providers,
         region_rows=chosen.region_rows,
         rejected=tuple(refusals),
-        move_to=_move(chosen.target, facts, settings),
+        move_to=_move(chosen.target, machine.probe(chosen.target), facts, settings),
         missing=chosen.missing,
     )
 
@@ -119,8 +120,9 @@ def _came_later(target: Target, chosen: Target) -> Reason:
 def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Machine) -> _Assessment:
     found = machine.probe(target)
     no = _target_reasons(target, found, facts, settings)
-    if not no and _move(target, facts, settings) is not None:
-        no = _move_reasons(facts)
+    moved = not no and _move(target, found, facts, settings) is not None
+    if moved:
+        no = _cannot_move(facts)
     if no:
         return _Assessment(target, refusals=(Rejection(target.name, "", GRAPH, no),))
     rows = sorted(target.rows, key=lambda row: -row.priority)
@@ -134,7 +136,11 @@ def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Mach
         tolerance=settings.tolerance,
         absent={name: why for name in wanted if (why := machine.absent(name))},
     )
-    answers = [(row, check(row, facts.work(), situation)) for row in rows if row.region == GRAPH]
+    answers = [
+        (row, check(row, facts.work(), situation) + _stays_home(row, facts, moved))
+        for row in rows
+        if row.region == GRAPH
+    ]
     regions = [
         (row, check(row, _smallest(row, facts), situation)) for row in rows if row.region != GRAPH
     ]
@@ -218,7 +224,7 @@ def _holds(target: Target, facts: GraphFacts) -> bool:
     return accelerators <= set(target.device_types)
 
 
-def _move(target: Target, facts: GraphFacts, settings: Settings) -> str | None:
+def _move(target: Target, found: Probe, facts: GraphFacts, settings: Settings) -> str | None:
     """Does a forced device mean that tensors have to travel?"""
     if settings.device is None:
         return None
@@ -229,23 +235,36 @@ def _move(target: Target, facts: GraphFacts, settings: Settings) -> str | None:
     other_card = index is not None and target.device_types != ("cpu",)
     if not elsewhere and not other_card:
         return None
-    return target.device_types[0] if index is None else f"{target.device_types[0]}:{index}"
+    device = found.details.get("device", target.device_types[0])
+    return device if index is None else f"{device}:{index}"
 
 
 _MOVES_BY_NAME = frozenset({"cpu", "cuda", "xpu", "pin_memory", "share_memory_"})
 
 
-def _move_reasons(facts: GraphFacts) -> tuple[Reason, ...]:
-    """Every reason why a graph must stay where its tensors are."""
+def _cannot_move(facts: GraphFacts) -> tuple[Reason, ...]:
+    """Every reason why a graph must stay where its tensors are, whoever would compute it."""
+    texts = []
+    if facts.subclasses:
+        texts.append(f"tensor subclasses are not moved: {', '.join(facts.subclasses)}")
+    if moving := sorted(_MOVES_BY_NAME & {name for name, _ in facts.ops}):
+        texts.append(f"the graph moves tensors itself: {', '.join(moving)}")
+    return _refused(facts, texts)
+
+
+def _stays_home(row: CapabilityRow, facts: GraphFacts, moved: bool) -> tuple[Reason, ...]:
+    """What only a provider can move that does it behind autograd."""
+    if not moved or providers.get(row.provider).moves:
+        return ()
     texts = []
     if facts.training:
         texts.append("a graph that needs gradients is not moved")
     if facts.written_inputs:
         texts.append("a graph that writes into its inputs is not moved")
-    if facts.subclasses:
-        texts.append(f"tensor subclasses are not moved: {', '.join(facts.subclasses)}")
-    if moving := sorted(_MOVES_BY_NAME & {name for name, _ in facts.ops}):
-        texts.append(f"the graph moves tensors itself: {', '.join(moving)}")
+    return _refused(facts, texts)
+
+
+def _refused(facts: GraphFacts, texts: Sequence[str]) -> tuple[Reason, ...]:
     return tuple(Reason("placement-refused", text, facts.place) for text in texts)
 
 

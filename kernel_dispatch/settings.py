@@ -125,6 +125,28 @@ def _parse_tolerance(value: Any, source: str) -> float:
     return number
 
 
+def _parse_buckets(value: Any, source: str) -> tuple[int, ...] | None:
+    """None: a graph for each size. (): our own sizes to round up to."""
+    words: Any = value.split(",") if isinstance(value, str) else value
+    if value is None or isinstance(value, bool) or not isinstance(words, (list, tuple)):
+        words = [value]
+    words = [str(word).strip().lower() for word in words]
+    if len(words) == 1 and words[0] in _BUCKET_WORDS:
+        return _BUCKET_WORDS[words[0]]
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise SettingError(
+            f"buckets={value!r} (from {source}): give off, auto, or sizes above 0 such as "
+            f"[64, 128, 256]."
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+_BUCKET_WORDS: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(("off", "none", "false", "0", "no"), None),
+    **dict.fromkeys(("auto", "true", "on", "yes"), ()),
+}
+
+
 def _parse_cache_dir(value: Any, source: str) -> str | None:
     """An absolute path; it need not exist yet. None is the user's own cache folder."""
     if value is None:
@@ -233,6 +255,15 @@ OPTIONS: tuple[Option, ...] = (
         "its first inputs. 0 forbids fewer bits.",
     ),
     Option(
+        "buckets",
+        "UNIFIED_BUCKETS",
+        None,
+        _parse_buckets,
+        "off, auto, or a list of sizes",
+        "On targets that compile fixed sizes only (xla): round dynamic sizes up to these, where "
+        "padding provably changes no result. auto: powers of two and one and a half times those.",
+    ),
+    Option(
         "cache_dir",
         "UNIFIED_CACHE_DIR",
         None,
@@ -281,6 +312,7 @@ class Settings:
     disable: frozenset[str] = frozenset()
     threads: int | None = None
     tolerance: float = 1e-2
+    buckets: tuple[int, ...] | None = None
     cache_dir: str | None = None
     calibration: str = "auto"
     inductor: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold lists
@@ -310,6 +342,7 @@ class Settings:
             "disable": sorted(self.disable),
             "threads": self.threads,
             "tolerance": self.tolerance,
+            "buckets": "off" if self.buckets is None else list(self.buckets) or "auto",
             "cache_dir": str(self.cache_folder),
             "calibration": self.calibration,
             "inductor": {key: repr(value) for key, value in self.inductor},

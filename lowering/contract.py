@@ -16,6 +16,7 @@ from torch import fx
 from lowering.capability import CapabilityRow
 from lowering.errors import RegistrationError
 from lowering.levels import Level
+from lowering.reasons import Reason
 from lowering.regions.epilogue import NO_ABILITIES, Abilities, Epilogue
 
 
@@ -84,6 +85,15 @@ class Request:
     inductor_config: Mapping[str, Any] = field(default_factory=dict)  # the user's own
     # Called when a part that is compiled later (a backward) fails; eager then computes that part.
     failed_later: Callable[[Exception], None] | None = None
+    # Called when an operator of the graph turns out to be one that the provider does not have.
+    left_to_eager: Callable[[Reason], None] = lambda reason: None
+    # For providers that move tensors themselves: the device, which placeholders are parameters or
+    # buffers (they stay there), and who counts what was moved.
+    move_to: str | None = None
+    stays: tuple[int, ...] = ()
+    transferred: Callable[[int], None] = lambda count: None
+    buckets: tuple[int, ...] | None = None  # sizes to round dynamic ones up to; (): our own choice
+    cache_folder: str | None = None
     dump_folder: str | None = None  # where to write the lowered graphs, for debugging
     # Called with each lowered graph in place of code generation, and whether it is a backward: for
     # plans of an absent device.
@@ -131,6 +141,7 @@ class Provider:
     requires: tuple[str, ...] = ()
     regions: Mapping[str, RegionMaker] = field(default_factory=dict)
     early_regions: Mapping[str, RegionMaker] = field(default_factory=dict)  # before autograd
+    moves: bool = False  # compile() takes tensors of another device to its own, and results home
     plans: bool = False  # compile() honours Request.only_plan: nothing of the vendor is started
 
 

@@ -90,6 +90,7 @@ def test_each_option_is_resolved_on_its_own() -> None:
         "disable": "UNIFIED_DISABLE",
         "device": "default",
         "tolerance": "default",
+        "buckets": "default",
         "cache_dir": "default",
         "calibration": "default",
         "inductor": "default",

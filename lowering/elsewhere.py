@@ -1,0 +1,235 @@
+"""A graph whose tensors live here, computed on a device there: for training as well.
+
+AOTAutograd sees the caller's graph with the caller's tensors, so gradients, writes into inputs and
+aliases are torch's business. Only what it makes of them travels: the functional graphs run there,
+their results come home, and what a backward needs of its forward stays where it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering.contract import Compiled, Graph, Request
+from lowering.fixed_sizes import symbolic_dimensions
+from lowering.graphs import clone
+from lowering.packing import PackedWeights
+
+# Parameters and buffers that have moved, for all graphs of the process.
+_residents = PackedWeights()
+
+
+@dataclass(frozen=True)
+class There:
+    """A device, and who computes a functional graph on it."""
+
+    device: torch.device
+    # (graph, its inputs on the device) -> what computes it; called again for other sizes.
+    compile: Callable[[fx.GraphModule, Sequence[Any]], Graph]
+    decompositions: Callable[[], dict[Any, Any]] = dict
+    # Called with a number drawn from this device's generator, before a graph that draws others.
+    seed: Callable[[int], None] | None = None
+
+
+def compile(request: Request, there: There) -> Compiled:
+    """The request's graph as a callable that takes and gives tensors of the caller's device."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    journey = _Journey(request, there)
+    results: list[int] = []  # of the forward that is about to be compiled: what the user sees of it
+
+    def partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        results.append(int(kwargs["num_fwd_outputs"]))
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+    def forward(module: fx.GraphModule, inputs: Any) -> Graph:
+        return journey.part(module, results.pop() if results else None)
+
+    def backward(module: fx.GraphModule, inputs: Any) -> Graph:
+        return journey.part(module, None, or_op_by_op=True)
+
+    compile_graph = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=forward,
+        partition_fn=partition,
+        decompositions=there.decompositions(),
+    )
+    with _whole_attention_apart():
+        run = compile_graph(request.graph, list(request.example_inputs))
+    return Compiled(run=journey.from_outside(run))
+
+
+def plan(request: Request) -> Compiled:
+    """The functional graphs as they would be handed over, for a device that is not here."""
+
+    def nobody(module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+        raise AssertionError("a plan is not run")
+
+    return compile(request, There(torch.device("cpu"), nobody))
+
+
+def _whole_attention_apart() -> Any:
+    """The CPU's own attention operator exists nowhere else: its plain form goes everywhere."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+@dataclass
+class _Journey:
+    """What the forward and the backward of one graph share."""
+
+    request: Request
+    there: There
+    _known: set[int] = field(default_factory=set)  # ids of parameters and buffers
+
+    def from_outside(self, run: Graph) -> Graph:
+        """Notes which of the arguments are parameters: only out here they can be told apart."""
+        stays = self.request.stays
+        known = self._known
+
+        def compiled(*args: Any) -> Any:
+            known.update(id(args[i]) for i in stays)
+            return run(*args)
+
+        return compiled
+
+    def part(self, module: fx.GraphModule, results: int | None, or_op_by_op: bool = False) -> Graph:
+        """One functional graph: a forward, or a backward, which has no eager to fall back to."""
+        from torch._functorch._aot_autograd.utils import make_boxed_func
+
+        if self.request.only_plan is not None:
+            self.request.only_plan(module, or_op_by_op)
+            return make_boxed_func(module.forward)
+        return make_boxed_func(_Part(self, module, results, or_op_by_op))
+
+    def to_there(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device.type == self.there.device.type:
+            return value
+        if id(value) not in self._known:
+            return self._move(value)
+        return _residents.get((value,), self.there.device, lambda: self._move(value))
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.request.transferred(1)
+        with torch.no_grad():
+            return tensor.detach().to(self.there.device)
+
+    def home(self, value: Any, device: torch.device | None) -> Any:
+        if device is None or not isinstance(value, torch.Tensor) or value.device == device:
+            return value
+        self.request.transferred(1)
+        return value.to(device)
+
+
+class _Part:
+    """A functional graph that is compiled when its first inputs are there, once for their sizes."""
+
+    def __init__(
+        self, journey: _Journey, module: fx.GraphModule, results: int | None, or_op_by_op: bool
+    ) -> None:
+        self._journey, self._or_op_by_op = journey, or_op_by_op
+        self._homes = _homes(module, results)
+        self._random = draws_random_numbers(module)
+        self._module = retarget(module, journey.there.device)
+        self._dynamic = symbolic_dimensions(module)
+        self._by_sizes: dict[tuple[Any, ...], Graph] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        journey = self._journey
+        with torch.no_grad():
+            inputs = [journey.to_there(arg) for arg in args]
+            if self._random and journey.there.seed is not None:
+                journey.there.seed(int(torch.randint(2**62, ())))
+            outputs = self._for(inputs)(*inputs)
+            if isinstance(outputs, torch.Tensor):
+                outputs = (outputs,)
+            return [
+                journey.home(value, home) for value, home in zip(outputs, self._homes, strict=True)
+            ]
+
+    def _for(self, inputs: Sequence[Any]) -> Graph:
+        sizes = (
+            *(value for value in inputs if not isinstance(value, torch.Tensor)),
+            *(inputs[position].shape[dimension] for position, dimension in self._dynamic),
+        )
+        if (found := self._by_sizes.get(sizes)) is None:
+            with self._lock:
+                found = self._by_sizes.get(sizes) or self._compiled(inputs)
+                self._by_sizes[sizes] = found
+        return found
+
+    def _compiled(self, inputs: Sequence[Any]) -> Graph:
+        try:
+            return self._journey.there.compile(clone(self._module), inputs)
+        except Exception as error:
+            failed_later = self._journey.request.failed_later
+            if not self._or_op_by_op or failed_later is None:
+                raise
+            failed_later(error)
+            return self._module.forward
+
+
+def _homes(module: fx.GraphModule, results: int | None) -> list[torch.device | None]:
+    """Where each output belongs; None for what stays there, for the backward."""
+    (output,) = module.graph.find_nodes(op="output")
+    values = [
+        node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0]
+    ]
+    devices = [value.device if isinstance(value, torch.Tensor) else None for value in values]
+    return devices if results is None else devices[:results] + [None] * (len(devices) - results)
+
+
+def draws_random_numbers(module: fx.GraphModule) -> bool:
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in module.graph.nodes
+    )
+
+
+def retarget(gm: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """The same graph with every device that it names, or leaves to the default, replaced."""
+    result = clone(gm)
+    for node in result.graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        named = [arg for arg in (*node.args, *node.kwargs.values()) if _is_device(arg)]
+        node.args = tuple(device if _is_device(arg) else arg for arg in node.args)
+        node.kwargs = {k: device if _is_device(v) else v for k, v in node.kwargs.items()}
+        if not named and _makes_a_tensor(node):
+            node.kwargs = {**node.kwargs, "device": device}
+    for name, tensor in [*result.named_parameters(), *result.named_buffers()]:
+        owner, _, leaf = name.rpartition(".")
+        holder = result.get_submodule(owner)
+        moved = tensor.detach().to(device)
+        if isinstance(tensor, torch.nn.Parameter):
+            holder.register_parameter(leaf, torch.nn.Parameter(moved, requires_grad=False))
+        else:
+            holder.register_buffer(leaf, moved)
+    result.recompile()
+    return result
+
+
+def _is_device(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return True
+    return isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda", "xpu", "mps", "xla")
+
+
+def _makes_a_tensor(node: fx.Node) -> bool:
+    """Out of nothing, so on the default device: `torch.ones(3)`, `aten.arange`."""
+    from torch.utils._device import _device_constructors
+
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target in _device_constructors()
+    takes = {argument.name: str(argument.type) for argument in schema.arguments}
+    return "device" in takes and not any("Tensor" in kind for kind in takes.values())

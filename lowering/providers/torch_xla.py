@@ -1,0 +1,138 @@
+"""XLA through torch_xla: whole graphs, forward and backward, for TPUs and what else PJRT runs on.
+
+torch_xla replaces functions of torch when it is imported, so nothing here imports it before a graph
+is meant for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering import elsewhere
+from lowering.contract import Compiled, Graph, Probe, Provider, Request
+from lowering.fixed_sizes import with_sizes
+from lowering.graphs import place
+from lowering.reasons import Reason
+from lowering.targets import xla
+
+
+def probe() -> Probe:
+    """Imports torch_xla and asks PJRT for its device; the answer holds for the process."""
+    installed = xla.torch_xla()
+    return _started() if installed.available else installed
+
+
+@functools.cache
+def _started() -> Probe:
+    asked = os.environ.get("PJRT_DEVICE")
+    try:
+        import torch_xla
+        from torch_xla import runtime
+
+        device = torch_xla.device()
+        kind = str(runtime.device_type())
+    except Exception as error:  # noqa: BLE001  (the runtime's word becomes the reason)
+        return Probe.no(
+            f"torch_xla does not start: {type(error).__name__}: {error}",
+            "Set PJRT_DEVICE to what is here: TPU, CUDA or CPU",
+        )
+    notes = [] if asked or kind == "TPU" else [f"PJRT found no TPU and computes on its {kind}"]
+    return Probe.yes(torch_xla.__version__, device=str(device), pjrt=kind, notes=notes)
+
+
+def compile(request: Request) -> Compiled:
+    if request.only_plan is not None:
+        return elsewhere.plan(request)
+    import torch_xla
+
+    _keep_compilations(request.cache_folder)
+    there = elsewhere.There(
+        torch_xla.device(),
+        functools.partial(_compile_graph, request),
+        decompositions=_decompositions,
+        seed=torch_xla.manual_seed if request.move_to is not None else None,
+    )
+    compiled = elsewhere.compile(request, there)
+    compiled.notes += _started().details.get("notes", ())
+    return compiled
+
+
+_cache = threading.Lock()
+
+
+def _keep_compilations(folder: str | None) -> None:
+    """XLA's own cache on disk, unless the user has one. It has to be named before XLA's first
+    computation: later, torch_xla ignores it, and so do we."""
+    import torch_xla
+    from torch_xla import runtime
+
+    with _cache:
+        named = "XLA_PERSISTENT_CACHE_PATH" in os.environ
+        if folder is None or named or torch_xla._XLAC._xla_computation_cache_is_initialized():
+            return
+        path = Path(folder) / f"xla-{torch_xla.__version__}"
+        path.mkdir(parents=True, exist_ok=True)
+        runtime.initialize_cache(str(path))
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Rules for operators that XLA has no kernel for and that are made of some that it has."""
+    from torch._decomp import core_aten_decompositions
+
+    return {op: rule for op, rule in core_aten_decompositions().items() if not _has_kernel(op)}
+
+
+def _has_kernel(op: Any) -> bool:
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
+
+
+def _compile_graph(request: Request, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+    """By torch_xla's own bridge, which leaves to torch what XLA has no kernel for.
+
+    Sizes are fixed first: given dynamic ones, the bridge would not look for such operators, and
+    bake their results into the graph as constants.
+    """
+    from torch_xla._dynamo import dynamo_bridge
+
+    static, tensors = with_sizes(module, inputs)
+    places = {node.target: place(node) for node in static.graph.nodes}
+    run = dynamo_bridge.extract_compiled_graph(static, tensors)
+    for op in _left_out(run):
+        text = f"XLA has no kernel for {op}; torch computes it on the CPU"
+        request.left_to_eager(Reason("op-unsupported", text, places.get(op, "")))
+    if len(tensors) == len(inputs):
+        return run
+
+    def of_tensors(*args: Any) -> Any:
+        return run(*(arg for arg in args if isinstance(arg, torch.Tensor)))
+
+    return of_tensors
+
+
+def _left_out(run: Any) -> Iterator[Any]:
+    """The operators that stand between the compiled parts, each once."""
+    nodes = run.graph.nodes if isinstance(run, fx.GraphModule) else ()
+    yield from dict.fromkeys(
+        node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload)
+    )
+
+
+PROVIDER = Provider(
+    name="torch_xla",
+    summary="XLA: whole graphs for TPUs and what else PJRT runs on, training as well",
+    probe=probe,
+    compile=compile,
+    requires=("torch_xla of torch's own minor version",),
+    moves=True,
+    plans=True,
+)
