@@ -9,7 +9,8 @@ READY := $(VENV)/.ready
 # Two workers with one thread each: idle OpenMP threads would spin on the other's core.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-triton proofs quick sweep check format docs bench clean
+LANES := lane-xla lane-ipex lane-torch211 lane-newest
+.PHONY: demo test test-triton proofs quick sweep check format docs bench clean $(LANES)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +32,11 @@ proofs: $(READY)  ## every kernel compiled for every GPU architecture; planted b
 
 quick: $(READY)  ## the tier without compilers and second processes, under 90 seconds
 	$(TESTS) -m quick
+
+# A lane is another torch in a virtual environment of its own, .venv-xla and so on; tests/lanes has
+# the versions. LANE_OPTIONS: --only-build, --remove (what this run made), --least-disk GB.
+$(LANES): lane-%:  ## torch 2.9 + torch_xla, 2.8 + IPEX, 2.11, 2.15: builds, then tests, on the CPU
+	$(PYTHON) -m tests.lanes $* $(LANE_OPTIONS)
 
 sweep: $(READY)  ## every op of torch's OpInfo database; about an hour on 2 cores
 	$(BIN)/python -m tests.sweep
@@ -54,5 +60,5 @@ bench: $(READY)  ## the core set: JSON, CSV and a page under benchmark-results; 
 	  --html benchmark-results/core.html --plots benchmark-results/plots
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info benchmark-results torch_compile_debug
+	rm -rf $(VENV) $(LANES:lane-%=.venv-%) build dist *.egg-info benchmark-results torch_compile_debug
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

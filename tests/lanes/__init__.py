@@ -1,0 +1,61 @@
+"""Lanes: other torches than the main one, each with a virtual environment and tests of its own.
+
+`python -m tests.lanes NAME`, by way of `make lane-NAME`. Standard library only: this runs before
+anything is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """An environment that one library or one end of the window of torches wants for itself."""
+
+    name: str
+    torch: str  # the minor version
+    requirements: tuple[str, ...]  # pip's arguments; the versions of extras are in pyproject.toml
+    beside: tuple[str, str] | None = None  # the distribution that it is for, its minor version
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / f".venv-{self.name}"
+
+    @property
+    def tests(self) -> Path:
+        """What only this lane can run."""
+        return ROOT / "tests" / "lanes" / self.name
+
+    @property
+    def wants(self) -> str:
+        """In words, for the skips where it is not there."""
+        parts = [f"torch {self.torch}"] + ([" ".join(self.beside)] if self.beside else [])
+        return f"{' and '.join(parts)}: make lane-{self.name}"
+
+
+LANES = (
+    Lane("xla", "2.9", (".[test,xla]",), ("torch_xla", "2.9"), {"PJRT_DEVICE": "CPU"}),
+    Lane("ipex", "2.8", (".[test,ipex]",), ("intel-extension-for-pytorch", "2.8")),
+    Lane("torch211", "2.11", (".[test]", "torch==2.11.*")),
+    Lane("newest", "2.15", (".[test]", "torch==2.15.*")),
+)
+BY_NAME = {lane.name: lane for lane in LANES}
+
+# The part of the main suite that runs under every torch: each way through the backend once.
+QUICK = ("-m", "quick", "tests")
+MAIN = (
+    "tests/lanes/window",
+    "tests/backends/test_semantics.py",
+    "tests/backends/test_torch_integration.py",
+    "tests/backends/test_fallback_and_guard.py",
+    "tests/backends/test_weights_stay_fresh.py",
+    "tests/backends/test_linear_regions.py",
+    "tests/backends/test_gpu_regions.py",
+    "tests/models/test_models.py",
+)
