@@ -258,7 +258,10 @@ def test_tpu_vm(
     assert not {"torch_xla", "torch_tpu"} & set(sys.modules)
 
 
-def test_neuron(monkeypatch: pytest.MonkeyPatch, distribution: Distribution) -> None:
+def test_neuron(
+    monkeypatch: pytest.MonkeyPatch, distribution: Distribution, build: Callable[..., None]
+) -> None:
+    build("2.9.1+cpu")
     monkeypatch.setattr(neuron, "_devices", list)
     assert "not installed" in neuron.probe().reason
     distribution("torch-neuronx", "2.9.0")
@@ -267,6 +270,9 @@ def test_neuron(monkeypatch: pytest.MonkeyPatch, distribution: Distribution) -> 
     found = neuron.probe()
     assert (found.available, found.version) == (True, "2.9.0")
     assert found.details["device_count"] == 2
+    assert found.details["features"] == ["traced"]
+    build("2.13.0+cpu")
+    assert "needs torch 2.9 exactly, not 2.13.0" in neuron.probe().reason
     assert "torch_neuronx" not in sys.modules
 
 
