@@ -1,4 +1,4 @@
-"""Kernels of ours for Apple GPUs: Metal shaders as text, compiled by macOS when they are first used.
+"""Kernels of ours for Apple GPUs: Metal shaders as text, compiled by macOS at their first use.
 
 Each family is two files: `<family>.metal` holds the kernels, `<family>.py` their launcher, their
 meaning in plain torch, and their registration as a torch operator. Nothing here needs a compiler of

@@ -1,4 +1,4 @@
-"""RMS norm over the last dimension, with what is added before it: one pass, one threadgroup a row."""
+"""RMS norm over the last dimension, with what is added before it: one threadgroup for each row."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ static void turn(
     of_out[second * out_strides[3]] = NUMBER(turned_other);
 }
 
+[[max_total_threads_per_threadgroup(256)]]
 kernel void rope(
     device const NUMBER* query [[buffer(0)]],
     device const NUMBER* key [[buffer(1)]],

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -184,22 +185,33 @@ def _sizes_of(sizes: Sequence[int]) -> Any:
     return (ctypes.c_uint64 * 3)(*sizes)
 
 
+_kept_in: list[Path] = []
+
+
+def keep_in(folder: Path) -> None:
+    """Where built shaders are looked for, by all that they are made of; else they are temporary."""
+    _kept_in[:] = [folder]
+
+
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="metal_shim_")  # removed when Python ends
 
 
 @functools.cache
 def _built(text: str) -> Path:
-    """A shared library of this C++, built once per process."""
+    """A shared library of this C++."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    source = Path(_folder().name) / f"{name}.cpp"
-    source.write_text(text)
-    output = source.with_suffix(".so")
-    command = [get_cpp_compiler(), *_FLAGS, f"-I{_HERE}", str(source), "-o", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    compiler, standard = get_cpp_compiler(), (_HERE / "metal_stdlib").read_text()
+    name = hashlib.sha256(repr((text, standard, compiler, _FLAGS)).encode()).hexdigest()[:24]
+    output = (_kept_in[0] if _kept_in else Path(_temporary().name)) / f"{name}.so"
+    if output.exists():
+        return output
+    half = output.with_suffix(f".{os.getpid()}")
+    command = [compiler, *_FLAGS, f"-I{_HERE}", "-x", "c++", "-", "-o", str(half)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
         raise SyntaxError(f"the shader does not compile:\n{done.stderr[:4000]}")
+    half.replace(output)  # in one step: others may be reading
     return output

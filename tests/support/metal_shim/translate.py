@@ -1,4 +1,4 @@
-"""The text of a Metal shader as C++14: address spaces become checked memory, attributes become calls.
+"""A Metal shader as C++14: address spaces become checked memory, attributes become calls.
 
 Everything else stays as it is and is compiled as it stands, so that what is tested is the shader.
 """
