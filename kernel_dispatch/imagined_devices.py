@@ -32,7 +32,7 @@ class ImaginedDevice:
 
     @property
     def torch_device(self) -> str:
-        return self.target.device_types[0]
+        return str(self.details.get("device", self.target.device_types[0]))
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from lowering import providers
 from lowering.capability import GRAPH, CapabilityRow, Situation, Work, check
 from lowering.contract import Probe, Target
 from lowering.errors import BackendNotAvailableError
-from lowering.reasons import Reason
+from lowering.reasons import CODES, Reason
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,14 @@ def _without_target(
         why = f"no target takes a graph on {_on(facts)}; torch runs it op by op"
         nobody = Rejection(home, "", GRAPH, (Reason("no-target", why),))
         return Plan(home, ("eager",), (), (*refusals, nobody))
-    wished = settings.device.target
-    refused = tuple(r for no in refusals if no.target == wished for r in no.reasons)
+    refused = _refused_wish(settings.device.target, refusals)
     at_home = plan(facts, replace(settings, device=None), machine)
     return replace(at_home, rejected=tuple(refusals), refused_wish=refused)
+
+
+def _refused_wish(wished: str, refusals: list[Rejection]) -> tuple[Reason, ...]:
+    """Why nobody on the forced target takes the graph; first what all of them said."""
+    answers = [no.reasons for no in refusals if no.target == wished and no.region == GRAPH]
+    shared = [code for code in CODES if all(code in {r.code for r in one} for one in answers)]
+    reasons = (reason for one in answers for reason in one)
+    return tuple(sorted(reasons, key=lambda reason: reason.code not in shared))

@@ -108,6 +108,11 @@ TARGET = Target(
     priority=50,
     extra="tpu",
     proven_on="torch_xla 2.9 with PJRT's CPU device; never on a TPU",
+    on_paper={
+        "tpu": {"device": "tpu", "features": ["torch_tpu"]},
+        "torch_xla": {"device": "xla", "features": ["torch_xla"]},
+        "cpu": {"device": "xla", "features": ["torch_xla", "fp64"]},  # PJRT's
+    },
     rows=(
         _row(
             "torch_tpu",
