@@ -55,8 +55,9 @@ def test_only_inductor_alone_can_train() -> None:
 @quick
 @pytest.mark.parametrize("peer", OF_OTHERS, ids=lambda peer: peer.name)
 def test_a_missing_peer_says_how_to_get_it(
-    peer: Contender, monkeypatch: pytest.MonkeyPatch
+    peer: Contender, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(installation, "CHECKOUT", tmp_path)  # which may have .venv-xla
     monkeypatch.setattr(installation, "installed", lambda distribution: "")
     monkeypatch.setattr(zentorch, "installed", lambda distribution: "")
     reason = peer.missing()
