@@ -92,7 +92,6 @@ class Facts:
     targets: tuple[tuple[Target, Probe], ...] = ()
     providers: tuple[tuple[Provider, Probe], ...] = ()
     broken_targets: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # why, distribution
-    ipex: Probe | None = None
     settings: tuple[Setting, ...] = ()
     unknown_variables: Mapping[str, str] = field(default_factory=dict)  # name -> nearest, or ""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -354,18 +353,16 @@ def _providers(facts: Facts) -> Iterator[Row]:
     disabled = facts.setting("disable", [])
     for provider, found in facts.providers:
         details = {"available": found.available, **_details_of(found)}
-        text = f"{found.version} ({provider.summary})".lstrip()
+        notes = "".join(f"; {note}" for note in found.details.get("notes", ()))
+        text = f"{found.version} ({provider.summary}){notes}".lstrip()
         if not found.available:
             text = f"absent: {found.reason}"
         if provider.name in disabled:
             text = f"disabled by you; {text}"
         status = "ok" if found.available and provider.name not in disabled else "info"
+        if not found.available and found.details.get("installed"):
+            status = "warn"  # installed and unfit is worth more than not installed
         yield Row("Providers", provider.name, status, text, found.fix, details)
-    if facts.ipex is not None:
-        # Installed and unfit is worth a warning; not installed is as it should be.
-        details = _details_of(facts.ipex)
-        status = "warn" if details["version"] and not facts.ipex.available else "info"
-        yield Row("Providers", "ipex", status, facts.ipex.reason, facts.ipex.fix, details)
 
 
 def _settings_rows(facts: Facts) -> Iterator[Row]:

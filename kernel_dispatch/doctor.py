@@ -33,7 +33,6 @@ from kernel_dispatch.terminal import Style
 from lowering import libraries, machine, measuring, providers, targets, toolchain
 from lowering.contract import Probe, Provider, Target
 from lowering.errors import UnifiedError, nearest
-from lowering.targets.xpu import ipex_status
 from triton_kernels.availability import status as triton_status
 
 T = TypeVar("T")
@@ -71,7 +70,6 @@ def collect(environ: Mapping[str, str] | None = None) -> Facts:
             targets=ask("targets", probed_targets, ()),
             providers=ask("providers", _probed_providers, ()),
             broken_targets=ask("target plug-ins", _broken_targets, {}),
-            ipex=ask("ipex", ipex_status, None),
             settings=ask("settings", lambda: tuple(_settings(environ)), ()),
             unknown_variables=ask("variables", lambda: _unknown_variables(environ), {}),
             failed=failed,  # filled by the questions above

@@ -27,6 +27,7 @@ class CapabilityRow:
     priority: int = 0
     dtypes: frozenset[str] | None = None  # None: every dtype
     refused_dtypes: frozenset[str] = frozenset()
+    dtype_features: frozenset[tuple[str, str]] = frozenset()  # (dtype, the feature that it needs)
     refused_ops: frozenset[str] = frozenset()
     refused_complex_ops: frozenset[str] = frozenset()  # refused where complex numbers are around
     training: bool = True
@@ -91,13 +92,16 @@ def check(row: CapabilityRow, work: Work, situation: Situation) -> tuple[Reason,
         no("over-tolerance", f"{text}{situation.tolerance:g}")
     if missing := row.features - situation.features:
         no("arch-unsupported", f"needs {_listed(missing)}")
-    _check_values(row, work, no)
+    _check_values(row, work, situation.features, no)
     _check_kind(row, work, no)
     return tuple(reasons)
 
 
-def _check_values(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[no-untyped-def]
+def _check_values(  # type: ignore[no-untyped-def]
+    row: CapabilityRow, work: Work, features: frozenset[str], no
+) -> None:
     refused = work.dtypes & row.refused_dtypes
+    refused |= {name for name, has in row.dtype_features if has not in features} & work.dtypes
     if row.dtypes is not None:
         refused |= work.dtypes - row.dtypes
     if refused:

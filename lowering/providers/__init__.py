@@ -10,7 +10,7 @@ from lowering.capability import CapabilityRow
 from lowering.contract import Provider, RegionMaker
 
 MODULES = (
-    *("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack", "opt_einsum"),
+    *("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack", "opt_einsum", "ipex"),
     *("triton", "cudnn", "cusparselt", "torch_xla", "torch_tpu", "nki"),
 )
 

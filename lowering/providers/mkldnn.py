@@ -84,12 +84,12 @@ def _pack_linear(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(plain, None)
 
 
-def _linear_meta(input: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+def linear_meta(input: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
 _library.impl("mkldnn_linear", _linear, "CPU")
-torch.library.register_fake("kernel_dispatch::mkldnn_linear", _linear_meta, lib=_library)
+torch.library.register_fake("kernel_dispatch::mkldnn_linear", linear_meta, lib=_library)
 
 
 def _activated(out: torch.Tensor, activation: str, a: float, b: float) -> torch.Tensor:
@@ -188,7 +188,7 @@ def fold_norm(
     return scaled.to(dtype).contiguous(), shift.to(dtype)
 
 
-def _convolution_meta(
+def convolution_meta(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -209,28 +209,33 @@ def _convolution_meta(
 
 
 _library.impl("mkldnn_convolution", _convolution, "CPU")
-torch.library.register_fake("kernel_dispatch::mkldnn_convolution", _convolution_meta, lib=_library)
+torch.library.register_fake("kernel_dispatch::mkldnn_convolution", convolution_meta, lib=_library)
 
 
 def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -> fx.Node:
-    act, norm = epilogue.activation, match.norm
-    parts = [norm.weight, norm.bias, norm.mean, norm.var] if norm is not None else []
     return graph.call_function(
         torch.ops.kernel_dispatch.mkldnn_convolution.default,
-        (
-            match.input,
-            match.weight,
-            match.bias,
-            parts,
-            norm.eps if norm is not None else 0.0,
-            match.stride,
-            match.padding,
-            match.dilation,
-            match.groups,
-            act.name,
-            float(act.a),
-            float(act.b),
-        ),
+        convolution_arguments(match, epilogue),
+    )
+
+
+def convolution_arguments(match: Convolution, epilogue: Epilogue) -> tuple[Any, ...]:
+    """What an operator with this schema is called with; IPEX's has the same one."""
+    act, norm = epilogue.activation, match.norm
+    parts = [norm.weight, norm.bias, norm.mean, norm.var] if norm is not None else []
+    return (
+        match.input,
+        match.weight,
+        match.bias,
+        parts,
+        norm.eps if norm is not None else 0.0,
+        match.stride,
+        match.padding,
+        match.dilation,
+        match.groups,
+        act.name,
+        float(act.a),
+        float(act.b),
     )
 
 

@@ -1,7 +1,8 @@
-"""Intel GPUs, through an XPU build of torch; and what became of IPEX."""
+"""Intel GPUs, through an XPU build of torch. (IPEX, for CPUs, is `providers/ipex.py`.)"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,9 +13,7 @@ from lowering.levels import Level
 from lowering.targets.cuda import (
     build,
     build_name,
-    distribution_version,
     install,
-    torch_minor,
     triton_flavour,
 )
 
@@ -51,6 +50,8 @@ def _details() -> dict[str, Any]:
                 "name": one.name,
                 "memory_bytes": one.total_memory,
                 "fp64": has_fp64,
+                # The widths in which work-items run together: Triton takes 16 or 32 of them.
+                "sub_group_sizes": list(getattr(one, "sub_group_sizes", None) or ()),
                 "driver": str(getattr(one, "driver_version", "")),
             }
             for one, has_fp64 in zip(properties, fp64, strict=True)
@@ -61,34 +62,42 @@ def _details() -> dict[str, Any]:
     }
 
 
-_IPEX = "intel-extension-for-pytorch"
-_ARCHIVED = (
-    "IPEX is archived: its last release is 2.8, which needs torch 2.8 exactly, and stock torch "
-    "(oneDNN and Inductor on CPU, torch.xpu on GPU) replaces it"
-)
+def inductor_config(level: Level) -> Mapping[str, Any]:
+    """At O3 Inductor may time its own alternatives; below it, its defaults are kept."""
+    return {"max_autotune": True} if level >= Level.O3 else {}
 
 
-def ipex_status() -> Probe:
-    """IPEX by its metadata only: importing it changes torch. Available only if versions match."""
-    version = distribution_version(_IPEX)
-    if not version:
-        return Probe.no(f"IPEX is not installed, and nothing is missing: {_ARCHIVED}")
-    minor = ".".join(map(str, torch_minor()))
-    if version.split(".")[:2] == minor.split("."):
-        return Probe(True, f"IPEX {version} matches torch {minor}; {_ARCHIVED}", version)
-    return Probe.no(
-        f"IPEX {version} is ignored under torch {minor}: their minor versions differ; {_ARCHIVED}",
-        f"pip uninstall -y {_IPEX}",
-        version=version,
-    )
-
+# Emulated nowhere: a kernel with one of these does not even build for such a GPU.
+_NEED_FP64 = frozenset({("float64", "fp64"), ("complex128", "fp64")})
 
 TARGET = Target(
     name="xpu",
-    summary="Intel GPUs, by torch itself",
+    summary="Intel GPUs, through Inductor's Triton kernels, oneDNN and eager",
     device_types=("xpu",),
     probe=probe,
     priority=40,
-    proven_on="probe and record only in this version",
-    rows=(CapabilityRow("xpu", "eager", GRAPH, Level.O0, why="takes everything that torch takes"),),
+    proven_on="not run on hardware by this version",
+    inductor_config=inductor_config,
+    on_paper={"client": {"features": []}, "max": {"features": ["fp64"]}},
+    rows=(
+        CapabilityRow(
+            "xpu",
+            "inductor",
+            GRAPH,
+            Level.O2,
+            priority=50,
+            dtype_features=_NEED_FP64,
+            needs=frozenset({"triton"}),
+            why="Inductor fuses into Triton kernels and leaves large products and convolutions to "
+            "oneDNN; float64 where the GPU has it: Arc and other client GPUs have not",
+        ),
+        CapabilityRow(
+            "xpu",
+            "eager",
+            GRAPH,
+            Level.O0,
+            dtype_features=_NEED_FP64,
+            why="takes what torch's XPU kernels take; float64 where the GPU has it",
+        ),
+    ),
 )

@@ -13,6 +13,7 @@ from tests.unit.toy_facts import (
     HEALTHY,
     NO_COMPILER,
     OURS,
+    provider,
     replaced,
     row_of,
     rows_of,
@@ -107,7 +108,9 @@ def test_torch_within_the_window(version: str) -> None:
         (replaced(unknown_variables={"UNIFIED_ZZ": ""}), "UNIFIED_ZZ", "accepted: UNIFIED_LEVEL"),
         (replaced(failed={"libraries": "OSError: x"}), "libraries", "not be asked: OSError: x"),
         (
-            replaced(ipex=Probe.no("IPEX 2.8.0 is ignored", "pip uninstall", version="2.8.0")),
+            replaced(
+                providers=(provider("ipex", Probe.no("IPEX 2.8.0 is ignored", installed="2.8.0")),)
+            ),
             "ipex",
             "IPEX 2.8.0 is ignored",
         ),
@@ -139,9 +142,9 @@ def test_warnings_do_not_fail(facts: Facts, name: str, said: str) -> None:
 
 
 def test_ipex_fix_and_foreign_kernels_fix_are_commands() -> None:
-    ipex = Probe(False, "ignored", version="2.8.0", fix="pip uninstall -y ipex")
+    ipex = provider("ipex", Probe.no("ignored", "pip uninstall -y ipex", installed="2.8.0"))
     foreign = TritonStatus(True, "3.6", True, False, "other-a, other-b", "")
-    rows = rows_of(replaced(ipex=ipex, triton=foreign))
+    rows = rows_of(replaced(providers=(ipex,), triton=foreign))
     assert (rows["ipex"].status, rows["ipex"].fix) == ("warn", "pip uninstall -y ipex")
     assert rows["triton_kernels"].fix.startswith("pip uninstall -y other-a other-b && pip install")
 

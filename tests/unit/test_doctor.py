@@ -37,7 +37,6 @@ def test_no_facts_at_all() -> None:
         (toolchain, "probe_deep", "C++ compiler"),
         (libraries, "thread_advice", "thread advice"),
         (doctor, "triton_status", "triton"),
-        (doctor, "ipex_status", "ipex"),
         (doctor, "torch_window", "torch window"),
         (targets, "known", "targets"),
     ],

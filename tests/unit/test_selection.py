@@ -35,7 +35,8 @@ def machine(*here: str, absent: dict[str, str] | None = None, **details: Any) ->
             return Probe.yes("1", **details.get(target.name, {}))
         return Probe.no(f"no {target.name} here", f"buy a {target.name}")
 
-    return Machine(targets.ours(), probe, lambda provider: (absent or {}).get(provider, ""))
+    gone = {"ipex": "IPEX is not installed", **(absent or {})}  # it is there for one torch only
+    return Machine(targets.ours(), probe, lambda provider: gone.get(provider, ""))
 
 
 CPU_ONLY = machine("cpu")
@@ -44,6 +45,8 @@ ROCM = machine("rocm", "cpu", rocm={"device_count": 1, "features": ["gfx942"]})
 MAC = machine("mps", "cpu", cpu={"features": ["arm", "neon"]})
 EPYC_DETAILS = {"features": ["amd", "avx512f", "avx2"]}
 EPYC = machine("cpu", cpu=EPYC_DETAILS)
+ZEN4 = {"features": ["amd", "avx512f", "avx512_bf16", "avx2"]}
+TORCH_28 = machine("cpu", absent={"ipex": ""}, cpu=ZEN4)  # with the IPEX that belongs to it
 
 
 def rejected(found: Plan, target: str, provider: str = "") -> list[str]:
@@ -140,6 +143,7 @@ PRODUCTS = {"product:openmp"}  # of two tensors that both may change, so in trai
 ONEDNN = {"convolution:mkldnn", "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
 OTHERS = {"convolution:nnpack", "linear:mkl", *ORDERS}  # wide kernels; only if measured
+IPEX = {"attention:ipex", "convolution:ipex", "linear:ipex"}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +162,10 @@ OTHERS = {"convolution:nnpack", "linear:mkl", *ORDERS}  # wide kernels; only if 
         (CPU_ONLY, "O2", False, "", {*OURS, "convolution:mkldnn", *OTHERS}),
         (CPU_ONLY, "O1", False, "", {"convolution:mkldnn", *OTHERS}),
         (MAC, "O2", False, "", {*OURS, "convolution:mkldnn", *OTHERS}),
+        (TORCH_28, "O1", False, "", {*IPEX, *ONEDNN, *OTHERS}),
+        (TORCH_28, "O2", False, "ipex", {*OURS, *PRODUCTS, *ONEDNN, *OTHERS}),
+        (TORCH_28, "O2", False, "mkldnn,openmp,mha", {*IPEX, *OTHERS}),
+        (TORCH_28, "O2", True, "", {*PRODUCTS, *ORDERS}),
     ],
 )
 def test_region_rows(

@@ -60,8 +60,8 @@ HEALTHY = Facts(
     providers=(
         provider("eager", Probe.yes("2.13.0")),
         provider("mkldnn", Probe.no("built without")),
+        provider("ipex", Probe.no("IPEX is not installed, and nothing is missing")),
     ),
-    ipex=Probe.no("IPEX is not installed, and nothing is missing"),
     settings=(
         setting("level", "O2"),
         setting("device", "auto"),
