@@ -277,9 +277,13 @@ def _without_target(
         why = f"no target takes a graph on {_on(facts)}; torch runs it op by op"
         nobody = Rejection(home, "", GRAPH, (Reason("no-target", why),))
         return Plan(home, ("eager",), (), (*refusals, nobody))
-    refused = _refused_wish(settings.device.target, refusals)
+    wished = settings.device.target
     at_home = plan(facts, replace(settings, device=None), machine)
-    return replace(at_home, rejected=tuple(refusals), refused_wish=refused)
+    # What the wished target said of the wish, and what everybody says of the graph at home.
+    told = [no for no in refusals if no.target == wished]
+    told += [no for no in at_home.rejected if no.target != wished]
+    refused = _refused_wish(wished, refusals)
+    return replace(at_home, rejected=tuple(told), refused_wish=refused)
 
 
 def _refused_wish(wished: str, refusals: list[Rejection]) -> tuple[Reason, ...]:
