@@ -29,6 +29,7 @@ class CapabilityRow:
     refused_dtypes: frozenset[str] = frozenset()
     dtype_features: frozenset[tuple[str, str]] = frozenset()  # (dtype, the feature that it needs)
     refused_ops: frozenset[str] = frozenset()
+    op_features: frozenset[tuple[str, str, str]] = frozenset()  # (op, feature that it needs, why)
     refused_complex_ops: frozenset[str] = frozenset()  # refused where complex numbers are around
     training: bool = True
     no_training: str = ""  # why it takes inference only, where there is more to say
@@ -108,6 +109,13 @@ def _check_values(  # type: ignore[no-untyped-def]
         no("dtype-unsupported", f"{row.provider} does not take {_listed(refused)}")
     if ops := work.ops & row.refused_ops:
         no("op-unsupported", f"{row.provider} does not take {_listed(ops)}")
+    lacks = [one for one in row.op_features if one[0] in work.ops and one[1] not in features]
+    for feature, why in sorted({(feature, why) for _, feature, why in lacks}):
+        ops = frozenset(op for op, *rest in lacks if rest == [feature, why])
+        no(
+            "op-unsupported",
+            f"{row.provider} does not take {_listed(ops)} without {feature}: {why}",
+        )
     if any(dtype.startswith("complex") for dtype in work.dtypes) and (
         ops := work.ops & row.refused_complex_ops
     ):

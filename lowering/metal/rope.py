@@ -14,8 +14,9 @@ _THREADS = 256  # of one threadgroup
 def launch(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """`query` and `key` are (batch, heads, tokens, size), the tables (batch, tokens, size)."""
+    """`query` and `key` are (batch, heads, tokens, size), the tables (batch or 1, tokens, size)."""
     batch, heads, tokens, size = query.shape
+    cos, sin = (table.expand(batch, tokens, size) for table in (cos, sin))
     query_out, key_out = torch.empty_like(query), torch.empty_like(key)
     pairs = size // 2
     grid = [pairs, heads + key.shape[1], batch * tokens]

@@ -11,7 +11,7 @@ from lowering.contract import Provider, RegionMaker
 
 MODULES = (
     *("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack", "opt_einsum", "ipex"),
-    *("triton", "cudnn", "cusparselt", "torch_xla", "torch_tpu", "nki"),
+    *("triton", "metal", "cudnn", "cusparselt", "torch_xla", "torch_tpu", "nki"),
 )
 
 

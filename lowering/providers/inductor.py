@@ -18,7 +18,8 @@ def probe() -> Probe:
     """Inductor works when it can generate code for a device of this machine."""
     compiler = toolchain.probe()
     triton = importlib.util.find_spec("triton") is not None
-    if not compiler.available and not (torch.cuda.is_available() and triton):
+    metal = torch.backends.mps.is_available()  # needs neither of the two
+    if not compiler.available and not metal and not (torch.cuda.is_available() and triton):
         return Probe.no(compiler.reason, compiler.fix)
     return Probe.yes(torch.__version__, cxx=compiler.version or compiler.reason)
 

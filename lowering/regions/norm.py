@@ -58,7 +58,8 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Norm]:
 def _of_root(node: fx.Node) -> Norm | None:
     """rsqrt(mean(x * x) + eps), or rsqrt(var(x) + eps)."""
     shifted: Any = node.args[0]
-    if not isinstance(shifted, fx.Node) or shifted.target is not aten.add.Tensor:
+    adds = (aten.add.Tensor, aten.add.Scalar)  # the second as torch.nn.RMSNorm has it
+    if not isinstance(shifted, fx.Node) or shifted.target not in adds:
         return None
     statistic: Any = shifted.args[0]
     if not isinstance(statistic, fx.Node):

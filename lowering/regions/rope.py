@@ -13,6 +13,7 @@ from torch import fx
 from lowering.capability import Work
 from lowering.graphs import hint
 from lowering.regions.norm import square_of
+from lowering.regions.pairs import pairs_turned
 from lowering.regions.weights import Stays
 
 aten = torch.ops.aten
@@ -36,6 +37,7 @@ class Turned:
     input: fx.Node
     cos: fx.Node
     sin: fx.Node
+    interleaved: bool = False  # pairs are neighbours, not half a head apart
 
     @property
     def norm(self) -> HeadNorm | None:
@@ -49,6 +51,10 @@ class Rope:
     node: fx.Node
     query: Turned
     key: Turned
+
+    @property
+    def interleaved(self) -> bool:
+        return self.query.interleaved
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,18 +77,19 @@ class Rope:
         """Both normed alike before, and angles whose two halves are one."""
         query, key = self.query.norm, self.key.norm
         alike = query is not None and key is not None and query.eps == key.eps
+        alike = alike and not self.interleaved
         return alike and _repeats(self.query.cos) and _repeats(self.query.sin)
 
 
 def find(graph: fx.Graph, stays: Stays) -> Iterator[Rope]:
     """Pairs that share their angles and lie next to each other, the first one for the query."""
-    waiting: dict[tuple[fx.Node, fx.Node], Turned] = {}
+    waiting: dict[tuple[fx.Node, fx.Node, bool], Turned] = {}
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         turned = _turned(node)
         if turned is None:
             continue
-        angles = (turned.cos, turned.sin)
+        angles = (turned.cos, turned.sin, turned.interleaved)
         first = waiting.pop(angles, None)
         if first is None:
             waiting[angles] = turned
@@ -96,8 +103,12 @@ def _turned(node: fx.Node) -> Turned | None:
     for straight, across in (node.args, node.args[::-1]):
         for x, cos in _factors(straight):
             for rotated, sin in _factors(across):
-                if _half_turned(rotated) is x and isinstance(cos, fx.Node):
+                if not isinstance(x, fx.Node) or not isinstance(cos, fx.Node):
+                    continue
+                if _half_turned(rotated) is x:
                     return Turned(node, x, cos, sin)
+                if pairs_turned(rotated) is x:
+                    return Turned(node, x, cos, sin, interleaved=True)
     return None
 
 

@@ -36,7 +36,7 @@ XPU laptop       cpu     cpu/eager     cpu/eager      cpu/inductor   cpu/inducto
 XPU laptop       xpu     xpu/eager     xpu/eager      xpu/inductor   xpu/inductor
 XPU server       xpu     xpu/eager     xpu/eager      xpu/inductor   xpu/inductor
 Mac              cpu     cpu/eager     cpu/eager      cpu/inductor   cpu/inductor
-Mac              mps     mps/eager     mps/eager      mps/eager      mps/eager
+Mac              mps     mps/eager     mps/eager      mps/inductor   mps/inductor
 TPU, torch_tpu   cpu     cpu/eager     cpu/eager      cpu/inductor   cpu/inductor
 TPU, torch_tpu   tpu     xla/eager     xla/torch_tpu  xla/torch_tpu  xla/torch_tpu
 TPU, torch_xla   xla     xla/eager     xla/torch_xla  xla/torch_xla  xla/torch_xla
@@ -55,7 +55,7 @@ no Triton        cuda    eager      eager      eager      eager      eager      
 MI300X           cuda    inductor   inductor   inductor   inductor   inductor   inductor   inductor
 XPU laptop       xpu     inductor   inductor   inductor   inductor   eager      inductor   inductor
 XPU server       xpu     inductor   inductor   inductor   inductor   inductor   inductor   inductor
-Mac              mps     eager      eager      eager      eager      eager      eager      eager
+Mac              mps     inductor   inductor   inductor   inductor   eager      eager      inductor
 TPU, torch_tpu   tpu     torch_tpu  torch_tpu  torch_tpu  torch_tpu  eager      torch_tpu  torch_tpu
 TPU, torch_xla   xla     torch_xla  torch_xla  torch_xla  torch_xla  eager      torch_xla  torch_xla
 PJRT on a CPU    xla     torch_xla  torch_xla  torch_xla  torch_xla  torch_xla  torch_xla  torch_xla
@@ -79,8 +79,8 @@ MI300X           rocm    training   cpu/inductor, placement-refused
 XPU laptop       xpu     inference  xpu/inductor -> xpu
 XPU laptop       xpu     float64    cpu/inductor, dtype-unsupported
 XPU server       xpu     float64    xpu/inductor -> xpu
-Mac              mps     inference  mps/eager -> mps
-Mac              metal   inference  mps/eager -> mps
+Mac              mps     inference  mps/inductor -> mps
+Mac              metal   inference  mps/inductor -> mps
 Mac              mps     float64    cpu/inductor, dtype-unsupported
 Mac              mps     complex64  cpu/inductor, dtype-unsupported
 TPU, torch_tpu   tpu     inference  xla/torch_tpu -> tpu

@@ -67,7 +67,7 @@ def rejected(found: Plan, target: str, provider: str = "") -> list[str]:
         (CUDA, ["cpu", "cuda"], "cuda", ("inductor", "eager")),
         (CUDA, [], "cpu", ("inductor", "eager")),
         (ROCM, ["cuda"], "rocm", ("inductor", "eager")),
-        (MAC, ["mps"], "mps", ("eager",)),
+        (MAC, ["mps"], "mps", ("inductor", "eager")),
         (MAC, ["cpu"], "cpu", ("inductor", "eager")),
     ],
 )
@@ -254,7 +254,8 @@ def test_a_forced_device_moves_only_what_is_elsewhere(
 def test_a_forced_device_that_refuses_the_graph() -> None:
     found = plan(facts(dtypes=("complex64",)), settings(device="mps"), MAC)
     assert (found.target, found.move_to) == ("cpu", None)
-    assert [reason.code for reason in found.refused_wish] == ["dtype-unsupported"]
+    told = [(reason.code, reason.text.split()[0]) for reason in found.refused_wish]
+    assert told == [("dtype-unsupported", "inductor"), ("dtype-unsupported", "eager")]
 
 
 # --- priority, determinism ------------------------------------------------------------------------
