@@ -1,0 +1,78 @@
+"""A backend that runs graphs in buckets with plain torch, with garbage wherever they are padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering.bucketing import Bucketing, Key, decompositions, plan
+from lowering.reasons import Reason
+
+Garbage = Callable[[torch.Tensor], torch.Tensor]
+
+
+def nans(like: torch.Tensor) -> torch.Tensor:
+    """NaN where the dtype has it, else any number that it has."""
+    if like.is_floating_point() or like.is_complex():
+        return torch.full_like(like, float("nan"))
+    return large(like)
+
+
+def large(like: torch.Tensor) -> torch.Tensor:
+    """Numbers that would be seen in any sum, maximum or product: both signs, none of them zero."""
+    if like.dtype == torch.bool:
+        return torch.rand(like.shape) < 0.5
+    if like.is_floating_point() or like.is_complex():
+        return torch.randn(like.shape).to(like.dtype).mul(1e4)
+    limits = torch.iinfo(like.dtype)
+    anything = torch.randint(limits.min, limits.max, like.shape, dtype=torch.int64)
+    return torch.where(torch.rand(like.shape) < 0.3, 0, anything).to(like.dtype)
+
+
+class InBuckets:
+    """`torch.compile(f, backend=InBuckets())`; what it saw is kept for the test."""
+
+    def __init__(self, garbage: Garbage = nans, sizes: Sequence[int] | None = None) -> None:
+        self.garbage = garbage
+        self.sizes = sizes
+        self.graphs = 0
+        self.refusals: list[Reason] = []
+        self.compiled: dict[tuple[int, Key], fx.GraphModule] = {}
+        self.padded = 0  # calls in which something was padded
+
+    def __call__(self, module: fx.GraphModule, inputs: Any) -> Any:
+        from torch._dynamo.backends.common import aot_autograd
+
+        backend = aot_autograd(fw_compiler=self._compile, decompositions=decompositions())
+        return backend(module, inputs)
+
+    def _compile(self, module: fx.GraphModule, _: Any) -> Any:
+        self.graphs += 1
+        number, planned = self.graphs, plan(module)
+        if isinstance(planned, Reason):
+            self.refusals.append(planned)
+            return module.forward
+        return lambda *args: self._run(planned, number, args)
+
+    def _run(self, bucketing: Bucketing, number: int, args: Sequence[Any]) -> Any:
+        key = bucketing.key(args, self.sizes)
+        at = self.compiled.get((number, key))
+        if at is None:
+            at = self.compiled[number, key] = bucketing.at(key)
+        outputs = at.forward(*self._with_garbage(bucketing, args, key))
+        return bucketing.crop(outputs, args, key)
+
+    def _with_garbage(self, bucketing: Bucketing, args: Sequence[Any], key: Key) -> list[Any]:
+        marks = [torch.ones_like(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        ready = []
+        before = self.padded
+        for tensor, mark in zip(bucketing.pad(args, key), bucketing.pad(marks, key), strict=True):
+            is_padding = mark == 0
+            if tensor.ndim and bool(is_padding.any()):
+                self.padded = before + 1
+                tensor = torch.where(is_padding, self.garbage(tensor), tensor)
+            ready.append(tensor)
+        return ready
