@@ -13,7 +13,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kernel_dispatch import __version__, calibrate_command, dry_run_command, explain_command
+from kernel_dispatch import (
+    __version__,
+    calibrate_command,
+    dry_run_command,
+    explain_command,
+    launch_command,
+)
 from kernel_dispatch.bench import command as bench
 from kernel_dispatch.terminal import Style, style_of, write, write_json
 from kernel_dispatch.user_code import UserCodeError, print_user_error
@@ -30,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # What follows `--` is the script's own, whatever it looks like.
     split = arguments.index("--") if "--" in arguments else len(arguments)
+    if arguments[:1] == ["launch"]:  # all that follows the script is its own already
+        split = len(arguments)
     if arguments[:1] == ["bench"] and arguments[1:2] in (["compare"], ["show"]):
         # Argparse takes one word for a command.
         arguments[:2], split = [" ".join(arguments[:2])], split - 1
@@ -83,6 +91,7 @@ _EXAMPLES = """examples:
   kernel-dispatch explain shop.model:build    compile it with `unified` and tell what happened
   kernel-dispatch explain train.py -- --epochs 1
   kernel-dispatch calibrate                   measure this machine, once
+  kernel-dispatch launch serve.py             run a script bound to cores of one NUMA node
   kernel-dispatch bench shop.model:build      time it under eager, Inductor and `unified`
 
 exit code: 0 fine, 1 problems found, 2 wrong usage or a bad setting.
@@ -186,6 +195,15 @@ def _parser() -> argparse.ArgumentParser:
             calibrate_command.run,
             "measure this machine, so that the fastest library is taken",
             description=calibrate_command.DESCRIPTION,
+        )
+    )
+    launch_command.add_arguments(
+        command(
+            "launch",
+            launch_command.run,
+            "run a script bound to physical cores of one NUMA node",
+            description=launch_command.DESCRIPTION,
+            epilog=launch_command.EPILOG,
         )
     )
     command("levels", _levels, "what O0 to O3 may do and what they promise")

@@ -19,6 +19,7 @@ from lowering.levels import Level
 from lowering.libraries import Library
 from lowering.machine import CpuFacts
 from lowering.profile import SHAPES, MachineProfile, RateKey
+from lowering.topology import Topology
 from triton_kernels.availability import TritonStatus
 
 DISTRIBUTION = "kernel-dispatch"
@@ -83,6 +84,7 @@ class Facts:
     window: Window | None = None
     entry_points: tuple[str, ...] = ()  # "module:name from distribution version"
     cpu: CpuFacts | None = None
+    topology: Topology | None = None
     threads: int = 1
     thread_advice: str = ""
     libraries: tuple[Library, ...] = ()
@@ -195,6 +197,8 @@ def _cpu(facts: Facts) -> Iterator[Row]:
         "cgroup": cpu.cgroup_cores,
     }
     yield Row("CPU", "cores", "ok", cores, details=details)
+    if facts.topology is not None:
+        yield Row("CPU", "topology", "ok", str(facts.topology))
     memory_details = {"bytes": cpu.memory_bytes, "limit_bytes": limit}
     yield Row("CPU", "memory", "ok", memory, details=memory_details)
     yield _threads_row(facts)

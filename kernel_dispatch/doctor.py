@@ -30,7 +30,7 @@ from kernel_dispatch.diagnosis import (
 )
 from kernel_dispatch.settings import OPTIONS, Settings, resolve
 from kernel_dispatch.terminal import Style
-from lowering import libraries, machine, measuring, providers, targets, toolchain
+from lowering import libraries, machine, measuring, providers, targets, toolchain, topology
 from lowering.contract import Probe, Provider, Target
 from lowering.errors import UnifiedError, nearest
 from triton_kernels.availability import status as triton_status
@@ -61,6 +61,7 @@ def collect(environ: Mapping[str, str] | None = None) -> Facts:
             window=ask("torch window", torch_window, None),
             entry_points=ask("entry point", _entry_points, ()),
             cpu=ask("CPU", machine.cpu, None),
+            topology=ask("topology", topology.topology, None),
             threads=ask("threads", torch.get_num_threads, 1),
             thread_advice=ask("thread advice", libraries.thread_advice, ""),
             libraries=ask("libraries", libraries.libraries, ()),

@@ -141,7 +141,7 @@ def _sources() -> Sources:
     system = platform.system()
     linux = system == "Linux"
     return Sources(
-        read=_read_text,
+        read=read_text,
         system=system,
         processor=platform.processor() or platform.machine(),
         logical_cores=os.cpu_count() or 1,
@@ -152,7 +152,7 @@ def _sources() -> Sources:
     )
 
 
-def _read_text(path: str) -> str | None:
+def read_text(path: str) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:  # not there, or not ours to read: the caller has a default

@@ -11,6 +11,7 @@ from lowering.contract import Provider, RegionMaker
 
 MODULES = (
     *("eager", "inductor", "mkldnn", "openmp", "mha", "mkl", "nnpack", "opt_einsum", "ipex"),
+    "xeon",
     *("triton", "metal", "cudnn", "cusparselt", "torch_xla", "torch_tpu", "nki"),
 )
 
