@@ -22,8 +22,9 @@ from kernel_dispatch.imagined_devices import ImaginedDevice, parse_device
 from kernel_dispatch.planned_graphs import DryRun, PlannedGraph
 from kernel_dispatch.planned_kernels import kernels_of
 from kernel_dispatch.selection import Plan, plan
-from kernel_dispatch.settings import Settings, resolve
-from lowering import providers
+from kernel_dispatch.settings import DeviceWish, Settings, resolve
+from lowering import providers, targets
+from lowering.capability import GRAPH, Situation, check
 from lowering.contract import Request
 from lowering.errors import SettingError
 from lowering.graphs import clone
@@ -92,8 +93,9 @@ def planned(
 ) -> PlannedGraph:
     """One graph of Dynamo's, planned and lowered."""
     facts = _on(collect(gm, example_inputs), device.torch_device)
-    chosen = plan(facts, replace(settings, device=None), device.machine())
-    found = PlannedGraph(facts, chosen, device)
+    wish = DeviceWish(device.target.name) if device.forced else None
+    chosen = plan(facts, replace(settings, device=wish), device.machine())
+    found = PlannedGraph(facts, chosen, device, _why(chosen, facts, settings, device))
     try:
         _lower(found, _request(gm, example_inputs, settings, facts, chosen))
     except dynamo.control_flow_errors():
@@ -101,6 +103,18 @@ def planned(
     except Exception as error:  # noqa: BLE001  (the plan stands; what could not be lowered is told)
         found.error = f"{type(error).__name__}: {error}"
     return found
+
+
+def _why(chosen: Plan, facts: GraphFacts, settings: Settings, device: ImaginedDevice) -> str:
+    """The words of the row that took the whole graph."""
+    target = targets.find(chosen.target)
+    situation = Situation(settings.level, frozenset(device.features), tolerance=settings.tolerance)
+    rows = sorted(target.rows if target is not None else (), key=lambda row: -row.priority)
+    for row in rows:
+        takes = (row.region, row.provider) == (GRAPH, chosen.provider)
+        if takes and not check(row, facts.work(), situation):
+            return row.why
+    return ""
 
 
 def _lower(found: PlannedGraph, request: Request) -> None:

@@ -32,7 +32,15 @@ class ImaginedDevice:
 
     @property
     def torch_device(self) -> str:
+        """Where tensors are when a graph is planned for it."""
+        if self.forced:
+            return "cpu"
         return str(self.details.get("device", self.target.device_types[0]))
+
+    @property
+    def forced(self) -> bool:
+        """No tensor lives there: it computes for the CPU's where its user forces it."""
+        return self.details.get("tensors") == "cpu"
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -44,6 +52,8 @@ class ImaginedDevice:
         elsewhere = Probe.no(f"this plan is for {self.name}")
 
         def probe(other: Target) -> Probe:
+            if self.forced and other.name == "cpu":
+                return devices.probe(other)
             return there if other.name == self.target.name else elsewhere
 
         return Machine(targets.known(), probe, devices.absent if self.real else lambda _: "")

@@ -14,6 +14,7 @@ from kernel_dispatch.facts import GraphFacts
 from kernel_dispatch.imagined_devices import ImaginedDevice
 from kernel_dispatch.planned_kernels import PlannedKernel
 from kernel_dispatch.selection import Plan
+from lowering.capability import GRAPH
 from lowering.contract import Region
 from triton_kernels.architectures import Architecture
 
@@ -25,6 +26,7 @@ class PlannedGraph:
     facts: GraphFacts
     plan: Plan
     device: ImaginedDevice
+    why: str = ""  # the words of the row that was chosen for the whole graph
     regions: list[Region] = field(default_factory=list)
     kernels: list[PlannedKernel] = field(default_factory=list)
     error: str = ""
@@ -54,6 +56,7 @@ class PlannedGraph:
         return {
             "place": self.facts.place,
             "plan": self.plan.as_dict(),
+            "why": self.why,
             "regions": [
                 {
                     "region": region.name,
@@ -80,8 +83,9 @@ class PlannedGraph:
             yield f"  did not lower: {self.error}"
         if self.note:
             yield f"  {self.note}"
-        if self.plan.provider == "eager":
-            yield from (f"  {line}" for line in self._why_eager())
+        if self.why:
+            yield f"  {self.plan.provider}: {self.why}"
+        yield from (f"  {line}" for line in self._why_not())
         for region in self.regions:
             way = " (backward)" if region.backward else ""
             yield f"  {region.name} x{region.count}: {region.provider}{way}"
@@ -102,12 +106,15 @@ class PlannedGraph:
             return text
         return f"{text}, at least {self.least_seconds * 1e6:.3g} us on a {self.architecture.card}"
 
-    def _why_eager(self) -> Iterator[str]:
-        """What the target's providers of whole graphs said, where none of them takes this one."""
+    def _why_not(self) -> Iterator[str]:
+        """What the providers of whole graphs said, where none of the device's takes this one."""
+        name = self.device.target.name
+        if self.plan.provider != "eager" and self.plan.target == name:
+            return
         for no in self.plan.rejected:
-            if no.target == self.device.target.name and no.region == "graph":
-                who = no.provider or no.target
-                yield f"not by {who}: {'; '.join(reason.text for reason in no.reasons)}"
+            if no.target == name and no.region == GRAPH:
+                texts = "; ".join(reason.text for reason in no.reasons)
+                yield f"not by {no.provider or no.target}: {texts}"
 
 
 @dataclass

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 import torch
 
@@ -36,8 +38,15 @@ def probe() -> Probe:
         fix = _install() if _refuses(version) else _DRIVER
         return Probe.no("; ".join(reasons), fix)
     way = NATIVE if compiler() is not None else TRACED
-    found = {"device_count": len(devices), "devices": devices, "features": [way]}
+    found = {"device_count": len(devices), "devices": devices, **_DETAILS[way]}
     return Probe.yes(version, device=DEVICE, **found)
+
+
+# The older package leaves tensors on the CPU, where its artifacts fetch them.
+_DETAILS: Mapping[str, Mapping[str, Any]] = {
+    NATIVE: {"features": [NATIVE]},
+    TRACED: {"features": [TRACED], "tensors": "cpu"},
+}
 
 
 _NO_DEVICE = "no device /dev/neuron* is seen"
@@ -91,7 +100,7 @@ TARGET = Target(
     aliases=("nki", "trainium", "inferentia"),
     priority=35,
     proven_on="a fake torch_neuronx only; never on a Neuron device",
-    on_paper={"trn2": {"features": [NATIVE]}, "inf2": {"features": [TRACED]}},
+    on_paper={"trn2": _DETAILS[NATIVE], "inf2": _DETAILS[TRACED]},
     rows=(
         CapabilityRow(
             "neuron",
