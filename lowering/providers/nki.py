@@ -95,6 +95,8 @@ class _Traced:
     def __call__(self, *args: Any) -> Any:
         weights, inputs = _split(args, self._stays)
         results = self._artifact(weights, inputs)(*inputs)
+        if isinstance(results, torch.Tensor):
+            results = (results,)
         self._transferred(len(inputs) + len(results))
         return results
 

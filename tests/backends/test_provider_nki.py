@@ -115,6 +115,10 @@ print("CONSTANT", calls("trace"))
 view = compiled(lambda x: (x.t(), x * 2))
 y = view(x)[0]
 assert y.data_ptr() == x.data_ptr(), "views are views"
+calls()
+written = torch.zeros(4)
+torch.testing.assert_close(compiled(lambda x: x.add_(1) * 2)(written), torch.full((4,), 2.0))
+assert written.tolist() == [1] * 4 and calls("trace"), "written by what the artifact gave back"
 second = torch.compile(torch.relu, backend="unified", options={"device": "neuron:1"})
 second(x)
 print("CORE", calls("move"))
@@ -142,7 +146,8 @@ def run(fn, *args, grad=False, **options):
         torch.testing.assert_close(c(*args), fn(*args))
     (g,) = kernel_dispatch.report(c)
     ours = [w for w in said if issubclass(w.category, kernel_dispatch.UnifiedWarning)]
-    print(g.target, [f"{f.reason.code}: {f.reason.text}" for f in g.fallbacks], len(ours))
+    told = [f"{f.reason.code}: {f.reason.text}" for f in g.fallbacks]
+    print(g.target, *told, len(ours), sep=", ")
 
 double = lambda x: x * 2 + 1
 run(torch.nn.Linear(4, 4), torch.randn(2, 4), grad=True)
@@ -169,13 +174,13 @@ except RuntimeError as error:
 def test_what_is_refused_runs_at_home_and_says_why(python: Python, tmp_path: Path) -> None:
     site = fake_neuron.install(tmp_path)
     out = python(_ON_AN_INSTANCE + _REFUSED, PYTHONPATH=site).stdout.splitlines()
-    assert out[0].startswith("cpu ['training-unsupported: nki takes inference only: AWS dropped ")
+    assert out[0].startswith("cpu, training-unsupported: nki takes inference only: AWS dropped ")
     assert "Neuron 2.30" in out[0]
     assert "dtype-unsupported: nki does not take float64" in out[1]
     assert "dtype-unsupported: nki does not take complex64" in out[2]
     assert "provider-disabled" in out[3]
     assert "dynamic-unsupported: nki takes static shapes only" in out[4]
-    assert all(line.startswith("cpu [") and line.endswith("] 1") for line in out[:5])
+    assert all(line.startswith("cpu, ") and line.endswith(", 1") for line in out[:5])
     assert out[5] == "RANDOM eager ['torch_neuronx.trace would freeze the random numbers']"
     assert out[6] == "StrictModeError True"
 

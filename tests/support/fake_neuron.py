@@ -24,7 +24,8 @@ class Artifact(torch.nn.Module):
     def forward(self, *inputs):
         assert [(tuple(x.shape), x.dtype) for x in inputs] == self.sizes, "another size"
         with torch.no_grad():
-            return self.function(*inputs)
+            results = self.function(*inputs)
+        return results[0] if len(results) == 1 else results
 
 def trace(func, example_inputs, *_, input_output_aliases={}, compiler_workdir=None,
           compiler_args=None, partitioner_config=None, inline_weights_to_neff=True,
