@@ -54,7 +54,7 @@ def whole(match: Norm) -> WholeNorm | None:
     if found is None:
         return None
     last, weight = found
-    addition = _addition_before(x, last)
+    addition = _addition_before(x, last, weight)
     if addition is None:
         return WholeNorm(last, x, None, None, weight, float(eps))
     return WholeNorm(last, *addition, x, weight, float(eps))
@@ -85,7 +85,9 @@ def _scales_columns(factor: Any, normed: fx.Node) -> bool:
     return takes and same_sizes(value.shape, _value(normed).shape[-1:])
 
 
-def _addition_before(x: fx.Node, last: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def _addition_before(
+    x: fx.Node, last: fx.Node, weight: fx.Node | None
+) -> tuple[fx.Node, fx.Node] | None:
     """The two tensors whose sum is normed, where nobody wants the sum before the norm is there."""
     if x.target is not aten.add.Tensor or len(x.args) != 2 or x.kwargs:
         return None
@@ -98,17 +100,20 @@ def _addition_before(x: fx.Node, last: fx.Node) -> tuple[fx.Node, fx.Node] | Non
         if not same_sizes(given.shape, value.shape):
             return None
     order = {node: place for place, node in enumerate(x.graph.nodes)}
-    chain = _between(x, last)
+    chain = _between(x, last, weight)
     early = [user for user in x.users if user not in chain and order[user] < order[last]]
-    return None if early else (one, other)  # type: ignore[return-value]
+    shared = [node for node in chain - {last} if not chain >= set(node.users)]
+    return None if early or shared else (one, other)  # type: ignore[return-value]
 
 
-def _between(x: fx.Node, last: fx.Node) -> set[fx.Node]:
+def _between(x: fx.Node, last: fx.Node, weight: fx.Node | None) -> set[fx.Node]:
     """The nodes of the norm itself."""
-    found, waiting = set(), [last]
+    found: set[fx.Node] = set()
+    waiting = [last]
     while waiting:
         node = waiting.pop()
-        if node is not x and node not in found and node.op == "call_function":
+        ends = node is x or node is weight or node in found
+        if not ends and node.op == "call_function":
             found.add(node)
             waiting += node.all_input_nodes
     return found

@@ -22,7 +22,9 @@ from lowering.regions.norm import Norm
 from lowering.regions.rope import Rope
 
 aten = torch.ops.aten
-_TRIAL = "kernel void trial(device float* out [[buffer(0)]]) { out[0] = 1.0f; }"
+_TRIAL = """#include <metal_stdlib>
+kernel void trial(device float* out [[buffer(0)]]) { out[0] = 1.0f; }
+"""
 _MOST_ROWS = 16  # with more of them the weight is read several times, or a product is faster
 
 
