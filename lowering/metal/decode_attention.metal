@@ -33,7 +33,7 @@ kernel void decode_attention(
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]])
+    uint simd_index [[simdgroup_index_in_threadgroup]])
 {
     threadgroup float tops[SIMDGROUPS];
     threadgroup float totals[SIMDGROUPS];
@@ -59,7 +59,7 @@ kernel void decode_attention(
     float top = -INFINITY;
     float total = 0.0f;
 
-    for (long row = simdgroup; row < keys; row += SIMDGROUPS) {
+    for (long row = simd_index; row < keys; row += SIMDGROUPS) {
 #if MASKED == 1
         if (!of_mask[row * mask_strides[3]]) {  // the same for all lanes of a simdgroup
             continue;
@@ -94,13 +94,13 @@ kernel void decode_attention(
     }
 
     if (lane == 0) {
-        tops[simdgroup] = top;
-        totals[simdgroup] = total;
+        tops[simd_index] = top;
+        totals[simd_index] = total;
     }
     for (int i = 0; i < HELD; ++i) {
         long column = lane + i * LANES;
         if (column < value_size) {
-            sums[simdgroup * LARGEST + column] = held_sum[i];
+            sums[simd_index * LARGEST + column] = held_sum[i];
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -110,9 +110,9 @@ kernel void decode_attention(
         highest = fmax(highest, float(tops[s]));
     }
     float level = highest == -INFINITY ? 0.0f : highest;
-    float all = 0.0f;
+    float whole = 0.0f;
     for (int s = 0; s < SIMDGROUPS; ++s) {
-        all += float(totals[s]) * precise::exp(float(tops[s]) - level);
+        whole += float(totals[s]) * precise::exp(float(tops[s]) - level);
     }
     for (long column = thread_index; column < value_size; column += SIMDGROUPS * LANES) {
         float found = 0.0f;
@@ -121,6 +121,6 @@ kernel void decode_attention(
         }
         // A query that sees no key gives zeros.
         long at = (batch * heads + head) * value_size + column;
-        out[at] = NUMBER(all == 0.0f ? 0.0f : found / all);
+        out[at] = NUMBER(whole == 0.0f ? 0.0f : found / whole);
     }
 }

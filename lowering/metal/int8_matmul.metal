@@ -20,15 +20,16 @@ kernel void int8_matmul(
     constant long& has_bias [[buffer(9)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simd_index [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]])
 {
-    long column = long(group.x) * simdgroups + simdgroup;
+    long column = long(group.x) * simdgroups + simd_index;
     long first = long(group.y) * ROWS;
     if (column >= columns) {  // the same for all lanes of a simdgroup
         return;
     }
-    int count = int(min(rows - first, long(ROWS)));
+    long left = rows - first;
+    int count = left < ROWS ? int(left) : ROWS;
     long fours = depth / 4;
     device const char4* of_weight = weight + column * fours;
     float sums[ROWS];
@@ -36,8 +37,8 @@ kernel void int8_matmul(
         sums[row] = 0.0f;
     }
     for (long four = lane; four < fours; four += 32) {
-        char4 packed = of_weight[four];
-        float4 numbers = float4(float(packed.x), float(packed.y), float(packed.z), float(packed.w));
+        char4 four_of_them = of_weight[four];
+        float4 numbers = float4(float(four_of_them.x), float(four_of_them.y), float(four_of_them.z), float(four_of_them.w));
         for (int row = 0; row < count; ++row) {
             device const NUMBER* of_x = x + (first + row) * x_stride + 4 * four;
             sums[row] += float(of_x[0]) * numbers.x + float(of_x[1]) * numbers.y

@@ -20,7 +20,7 @@ kernel void rms_norm(
     uint2 threads [[threads_per_threadgroup]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simd_index [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]])
 {
     threadgroup float partial[32];
@@ -41,7 +41,7 @@ kernel void rms_norm(
     }
     squares = simd_sum(squares);
     if (lane == 0) {
-        partial[simdgroup] = squares;
+        partial[simd_index] = squares;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     // Every simdgroup adds up for itself, which saves another barrier.

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from lowering.metal import decode_attention
-from tests.kernels.metal.checking import DTYPES, Tensor, check, drawn, every_second, same_nonfinite
+from tests.kernels.metal.checking import (
+    DTYPES,
+    Tensor,
+    check,
+    drawn,
+    every_second,
+    far_apart,
+    same_nonfinite,
+)
 
 
 def torchs_own(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
@@ -64,6 +72,11 @@ def test_of_every_layout() -> None:
     holds(query, key[:, 3:22].transpose(1, 2), value[:, :, 5:24])
     holds(query, drawn(2, 2, 40, 19, seed=3).transpose(2, 3), every_second(drawn(2, 2, 19, 40)))
     holds(query, key[:1, 3:22].transpose(1, 2).expand(2, 2, 19, 40), value[:, :, 5:24])
+
+
+def test_of_caches_further_apart_than_32_bits_count() -> None:
+    query, key, value = problem(dtype=torch.float16)
+    holds(query, far_apart(key), value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

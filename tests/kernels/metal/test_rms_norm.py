@@ -14,6 +14,7 @@ from tests.kernels.metal.checking import (
     check,
     drawn,
     every_second,
+    far_apart,
     nonfinite,
     same_nonfinite,
 )
@@ -52,6 +53,10 @@ def test_of_rows_that_lie_apart() -> None:
     holds(x, drawn(9, 48, seed=1)[1::3], every_second(drawn(48, seed=2)))
     holds(every_second(drawn(2, 3, 48)).transpose(0, 1), drawn(3, 2, 48, seed=1))
     holds(drawn(1, 48).expand(4, 48))
+
+
+def test_of_rows_further_apart_than_32_bits_count() -> None:
+    holds(far_apart(drawn(2, 40, dtype=torch.float16)), None, drawn(40, dtype=torch.float16))
 
 
 def test_results_lie_as_torchs_would() -> None:

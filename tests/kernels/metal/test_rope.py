@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from lowering.metal import rope
-from tests.kernels.metal.checking import DTYPES, Tensor, check, drawn, nonfinite, same_nonfinite
+from tests.kernels.metal.checking import (
+    DTYPES,
+    Tensor,
+    check,
+    drawn,
+    far_apart,
+    nonfinite,
+    same_nonfinite,
+)
 
 
 def torchs_own(
@@ -55,6 +63,11 @@ def test_of_every_layout(interleaved: bool) -> None:
     odd = drawn(2, 4, 3, 33)[..., 1:]
     holds(odd, odd[:, :1], *tables(2, 3, 32), interleaved)
     holds(drawn(2, 300, 1, 8), drawn(2, 1, 1, 8), *tables(2, 1, 8), interleaved)
+
+
+def test_of_sequences_further_apart_than_32_bits_count() -> None:
+    query, key = drawn(2, 2, 3, 8, dtype=torch.float16), drawn(2, 1, 3, 8, dtype=torch.float16)
+    holds(far_apart(query), key, *tables(2, 3, 8, dtype=torch.float16))
 
 
 def test_nan_and_infinity_stand_where_torch_has_them() -> None:
