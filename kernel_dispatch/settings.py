@@ -67,9 +67,10 @@ def _parse_device(value: Any, source: str) -> DeviceWish | None:
     if target is None:
         raise unknown("device", value, ["auto", *targets.accepted_names()], source)
     if index and not (index.isascii() and index.isdigit()):
-        if index.startswith(("sm", "gfx")):
+        record = targets.find(target)
+        if index.startswith(("sm", "gfx")) or (record is not None and index in record.on_paper):
             raise SettingError(
-                f"device {value!r} (from {source}) names an architecture: what would happen there "
+                f"device {value!r} (from {source}) names a kind of device: what would happen there "
                 f"is told by `explain --device {value}` and kernel_dispatch.dry_run."
             )
         raise SettingError(f"device {value!r} (from {source}): the index must be a number >= 0.")

@@ -57,6 +57,8 @@ _DRIVER = (
 
 
 def _install() -> str:
+    if (2, 10) <= torch_minor() < (2, 13):
+        return "AWS has a torch-neuronx for torch up to 2.9 and from 2.13 on; install one of these"
     minor = ".".join(map(str, torch_minor()))
     return f'pip install "torch-neuronx=={minor}.*" neuronx-cc {_INDEX}'
 

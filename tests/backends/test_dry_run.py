@@ -276,7 +276,10 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(
     assert f"--emit {taken}" in capsys.readouterr().err
 
 
-def test_an_architecture_as_a_forced_device_points_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNIFIED_DEVICE", "cuda:sm90")
+@pytest.mark.parametrize("device", ["cuda:sm90", "xpu:client"])
+def test_an_architecture_as_a_forced_device_points_here(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("UNIFIED_DEVICE", device)
     with pytest.raises(SettingError, match="dry_run"):
         kernel_dispatch.explain(torch.relu, torch.ones(2))

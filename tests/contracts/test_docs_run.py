@@ -10,16 +10,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "targets").glob("*.md")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def test_there_are_blocks_to_run() -> None:
-    assert {"README.md", "add_a_target.md"} <= {page.name for page in WITH_CODE}
+    assert {"README.md", "docs/add_a_target.md", "docs/targets/neuron.md"} <= set(
+        map(name, WITH_CODE)
+    )
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("block")
     monkeypatch.setitem(sys.modules, "block", module)  # dataclasses look their module up
@@ -27,7 +37,7 @@ def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(block, str(page), "exec"), module.__dict__)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        assert (page.parent / target).exists(), f"{name(page)} links to {target}"
