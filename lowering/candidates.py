@@ -21,6 +21,7 @@ from torch.nn import functional
 from lowering import toolchain
 from lowering.native import library
 from lowering.profile import EAGER, SHAPES, RateKey
+from lowering.providers import ipex
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,32 @@ def _openmp_conv(p: Conv) -> Run | None:
     return lambda: operator(*head, *nothing, 0, 0.0, 0.0)
 
 
+def _ipex_linear(p: Gemm) -> Run | None:
+    if not ipex.probe().available:
+        return None
+    operators = ipex.operators()  # loads IPEX: it is tried where it is installed for this torch
+    packed = operators.linear_prepack(p.weight, p.bias, None)
+    return lambda: operators.linear_run(p.x, packed)
+
+
+def _ipex_conv(p: Conv) -> Run | None:
+    if not ipex.probe().available:
+        return None
+    operators, ones = ipex.operators(), [1, 1]
+    x = p.x.contiguous(memory_format=torch.channels_last)
+    geometry = (ones, list(p.padding), ones, p.groups, True, list(x.shape))
+    packed = operators.convolution_prepack(p.weight, p.bias, *geometry)
+    return lambda: operators.convolution_run(x, packed)
+
+
 _DTYPES = ("float32", "bfloat16", "float16")
 register("gemm", EAGER, _DTYPES, _eager_linear)
 register("gemm", "mkl", ("float32",), _mkl_linear)
 register("gemm", "mkldnn", _DTYPES, _mkldnn_linear)
 register("conv", EAGER, _DTYPES, _eager_conv)
 register("conv", "mkldnn", _DTYPES, _mkldnn_conv)
+for _kind, _prepare in (("gemm", _ipex_linear), ("conv", _ipex_conv)):
+    register(_kind, "ipex", ("float32", "bfloat16"), _prepare, version=ipex.version)
 # NNPACK has no groups, and its gain is in the 3x3 convolutions.
 register("conv", "nnpack", ("float32",), _nnpack_conv, shapes=("spatial",))
 # Half precision is widened around these kernels, which is Inductor's work and not counted here.
