@@ -29,7 +29,8 @@ class There:
     """A device, and who computes a functional graph on it."""
 
     device: torch.device
-    # (graph, its inputs on the device) -> what computes it; called again for other sizes.
+    # (graph, its inputs on the device) -> what computes its list of outputs; asked again for other
+    # sizes.
     compile: Callable[[fx.GraphModule, Sequence[Any]], Graph]
     decompositions: Callable[[], dict[Any, Any]] = dict
     # Called with a number drawn from this device's generator, before a graph that draws others.
@@ -52,7 +53,7 @@ def compile(request: Request, there: There) -> Compiled:
         return journey.part(module, results.pop() if results else None)
 
     def backward(module: fx.GraphModule, inputs: Any) -> Graph:
-        return journey.part(module, None, or_op_by_op=True)
+        return journey.part(module, None, or_at_home=True)
 
     compile_graph = aot_autograd(
         fw_compiler=forward,
@@ -101,14 +102,14 @@ class _Journey:
 
         return compiled
 
-    def part(self, module: fx.GraphModule, results: int | None, or_op_by_op: bool = False) -> Graph:
+    def part(self, module: fx.GraphModule, results: int | None, or_at_home: bool = False) -> Graph:
         """One functional graph: a forward, or a backward, which has no eager to fall back to."""
         from torch._functorch._aot_autograd.utils import make_boxed_func
 
         if self.request.only_plan is not None:
-            self.request.only_plan(module, or_op_by_op)
+            self.request.only_plan(module, or_at_home)
             return make_boxed_func(module.forward)
-        return make_boxed_func(_Part(self, module, results, or_op_by_op))
+        return make_boxed_func(_Part(self, module, results, or_at_home))
 
     def to_there(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type == self.there.device.type:
@@ -133,13 +134,13 @@ class _Part:
     """A functional graph that is compiled when its first inputs are there, once for their sizes."""
 
     def __init__(
-        self, journey: _Journey, module: fx.GraphModule, results: int | None, or_op_by_op: bool
+        self, journey: _Journey, module: fx.GraphModule, results: int | None, or_at_home: bool
     ) -> None:
-        self._journey, self._or_op_by_op = journey, or_op_by_op
-        self._homes = _homes(module, results)
+        self._journey, self._module, self._or_at_home = journey, module, or_at_home
+        self._results = _results(module, results)
         self._random = draws_random_numbers(module)
-        self._module = retarget(module, journey.there.device)
         self._dynamic = symbolic_dimensions(module)
+        self._moved: fx.GraphModule | None = None
         self._by_sizes: dict[tuple[Any, ...], Graph] = {}
         self._lock = threading.Lock()
 
@@ -149,11 +150,17 @@ class _Part:
             inputs = [journey.to_there(arg) for arg in args]
             if self._random and journey.there.seed is not None:
                 journey.there.seed(int(torch.randint(2**62, ())))
-            outputs = self._for(inputs)(*inputs)
-            if isinstance(outputs, torch.Tensor):
-                outputs = (outputs,)
+            try:
+                outputs = self._for(inputs)(*inputs)
+            except Exception as error:
+                failed_later = journey.request.failed_later
+                if not self._or_at_home or failed_later is None:
+                    raise
+                failed_later(error)
+                outputs = self._at_home(inputs)
             return [
-                journey.home(value, home) for value, home in zip(outputs, self._homes, strict=True)
+                journey.home(_as(value, dtype), home)
+                for value, (home, dtype) in zip(outputs, self._results, strict=True)
             ]
 
     def _for(self, inputs: Sequence[Any]) -> Graph:
@@ -168,24 +175,39 @@ class _Part:
         return found
 
     def _compiled(self, inputs: Sequence[Any]) -> Graph:
-        try:
-            return self._journey.there.compile(clone(self._module), inputs)
-        except Exception as error:
-            failed_later = self._journey.request.failed_later
-            if not self._or_op_by_op or failed_later is None:
-                raise
-            failed_later(error)
-            return self._module.forward
+        there = self._journey.there
+        if self._moved is None:  # not before: AOTAutograd, where we come from, fakes all tensors
+            self._moved = retarget(self._module, there.device)
+        return there.compile(clone(self._moved), inputs)
+
+    def _at_home(self, inputs: Sequence[Any]) -> Any:
+        """Op by op on the caller's device, for a backward: no eager can take over from it."""
+        home = next((device for device, _ in self._results if device is not None), None)
+        return self._module.forward(*(self._journey.home(value, home) for value in inputs))
 
 
-def _homes(module: fx.GraphModule, results: int | None) -> list[torch.device | None]:
-    """Where each output belongs; None for what stays there, for the backward."""
+_Result = tuple[torch.device | None, torch.dtype | None]
+
+
+def _results(module: fx.GraphModule, visible: int | None) -> list[_Result]:
+    """Where each output belongs, None for what stays there for the backward; and its dtype."""
     (output,) = module.graph.find_nodes(op="output")
     values = [
-        node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0]
+        value.meta.get("val") if isinstance(value, fx.Node) else None for value in output.args[0]
     ]
-    devices = [value.device if isinstance(value, torch.Tensor) else None for value in values]
-    return devices if results is None else devices[:results] + [None] * (len(devices) - results)
+    return [
+        (value.device if visible is None or position < visible else None, value.dtype)
+        if isinstance(value, torch.Tensor)
+        else (None, None)
+        for position, value in enumerate(values)
+    ]
+
+
+def _as(value: Any, dtype: torch.dtype | None) -> Any:
+    """XLA gives some indices in 32 bits."""
+    if dtype is None or not isinstance(value, torch.Tensor) or value.dtype == dtype:
+        return value
+    return value.to(dtype)
 
 
 def draws_random_numbers(module: fx.GraphModule) -> bool:

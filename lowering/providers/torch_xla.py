@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowering import elsewhere
+from lowering import elsewhere, xla_graph
 from lowering.contract import Compiled, Graph, Probe, Provider, Request
 from lowering.fixed_sizes import with_sizes
 from lowering.graphs import place
@@ -69,14 +69,18 @@ _cache = threading.Lock()
 
 
 def _keep_compilations(folder: str | None) -> None:
-    """XLA's own cache on disk, unless the user has one. It has to be named before XLA's first
-    computation: later, torch_xla ignores it, and so do we."""
+    """XLA's own cache on disk, unless the user has one.
+
+    It has to be named before XLA's first computation: later, torch_xla ignores it, and so do we.
+    PJRT's CPU device writes programs that it cannot read back, and complains about each.
+    """
     import torch_xla
     from torch_xla import runtime
 
     with _cache:
-        named = "XLA_PERSISTENT_CACHE_PATH" in os.environ
-        if folder is None or named or torch_xla._XLAC._xla_computation_cache_is_initialized():
+        users = "XLA_PERSISTENT_CACHE_PATH" in os.environ
+        too_late = torch_xla._XLAC._xla_computation_cache_is_initialized()
+        if folder is None or users or too_late or _started().details["pjrt"] == "CPU":
             return
         path = Path(folder) / f"xla-{torch_xla.__version__}"
         path.mkdir(parents=True, exist_ok=True)
@@ -85,46 +89,33 @@ def _keep_compilations(folder: str | None) -> None:
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Rules for operators that XLA has no kernel for and that are made of some that it has."""
-    from torch._decomp import core_aten_decompositions
+    from torch._decomp import core_aten_decompositions, get_decompositions
 
-    return {op: rule for op, rule in core_aten_decompositions().items() if not _has_kernel(op)}
+    rules = {**core_aten_decompositions(), **get_decompositions([*_NOT_FIT])}
+    return {op: rule for op, rule in rules.items() if not _has_kernel(op)}
+
+
+# XLA's kernel asks for saved statistics, which there are none of in evaluation mode.
+_NOT_FIT = frozenset({torch.ops.aten.native_batch_norm_backward.default})
 
 
 def _has_kernel(op: Any) -> bool:
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, torch._ops.OpOverload) or op in _NOT_FIT:
         return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
 
 
 def _compile_graph(request: Request, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
-    """By torch_xla's own bridge, which leaves to torch what XLA has no kernel for.
-
-    Sizes are fixed first: given dynamic ones, the bridge would not look for such operators, and
-    bake their results into the graph as constants.
-    """
-    from torch_xla._dynamo import dynamo_bridge
-
     static, tensors = with_sizes(module, inputs)
-    places = {node.target: place(node) for node in static.graph.nodes}
-    run = dynamo_bridge.extract_compiled_graph(static, tensors)
-    for op in _left_out(run):
-        text = f"XLA has no kernel for {op}; torch computes it on the CPU"
-        request.left_to_eager(Reason("op-unsupported", text, places.get(op, "")))
+
+    def left_out(node: fx.Node) -> None:
+        text = f"XLA has no kernel for {node.target}; torch computes it on the CPU"
+        request.left_to_eager(Reason("op-unsupported", text, place(node)))
+
+    run = xla_graph.compile(static, tensors, left_out)
     if len(tensors) == len(inputs):
         return run
-
-    def of_tensors(*args: Any) -> Any:
-        return run(*(arg for arg in args if isinstance(arg, torch.Tensor)))
-
-    return of_tensors
-
-
-def _left_out(run: Any) -> Iterator[Any]:
-    """The operators that stand between the compiled parts, each once."""
-    nodes = run.graph.nodes if isinstance(run, fx.GraphModule) else ()
-    yield from dict.fromkeys(
-        node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload)
-    )
+    return lambda *args: run(*(arg for arg in args if isinstance(arg, torch.Tensor)))
 
 
 PROVIDER = Provider(
