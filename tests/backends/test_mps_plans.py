@@ -232,6 +232,17 @@ class Gemma(nn.Module):
         return (normed * (1.0 + self.weight.float())).type_as(x)
 
 
+class AsOnMetal(nn.Module):
+    """What torch.nn.RMSNorm becomes where tensors are on "mps": an operator with two results."""
+
+    def __init__(self, size: int = 48) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(drawn(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], self.weight, 1e-6)[0]
+
+
 class Block(nn.Module):
     """What a transformer does between two layers: the sum lives on, behind the norm."""
 
@@ -248,7 +259,14 @@ class Block(nn.Module):
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    "norm", [Rms, Gemma, lambda: nn.RMSNorm(48), lambda: nn.RMSNorm(48, elementwise_affine=False)]
+    "norm",
+    [
+        Rms,
+        Gemma,
+        AsOnMetal,
+        lambda: nn.RMSNorm(48),
+        lambda: nn.RMSNorm(48, elementwise_affine=False),
+    ],
 )
 def test_every_spelling_of_a_norm(norm: Any, dtype: torch.dtype, level: str, run: Any) -> None:
     block = Block(norm()).to(dtype)
@@ -412,6 +430,32 @@ def test_attention_that_is_not_ours(name: str) -> None:
     with torch.no_grad():
         told = dry_run(OTHERS[name], _cache(), device="mps")
     assert told.regions() == {("attention", "inductor"): 1}
+
+
+def test_sizes_that_vary(run: Any) -> None:
+    """The second length makes Dynamo trace a graph for all of them; the cache grows as it likes."""
+    norm = Rms(32)
+
+    def step(x: Tensor, key: Tensor, value: Tensor, cos: Tensor) -> tuple[Tensor, Tensor]:
+        query = norm(x)[:, :, :1]
+        other = x - 0.5
+        both = (x * cos + halves(x) * cos) + (other * cos + halves(other) * cos)
+        return sdpa(query, key, value, enable_gqa=True), both
+
+    compiled, backend = lowered(step, "mps")
+    ours = {("attention", "metal"): 1, ("norm", "metal"): 1, ("rope", "metal"): 1}
+    for length in (5, 9, 12, 40):
+        x, cos = drawn(2, 4, length, 32), drawn(2, 1, length, 32, seed=1)
+        cache = drawn(2, 2, length + 3, 32, seed=2), drawn(2, 2, length + 3, 32, seed=3)
+        with torch.no_grad():
+            compiled(x, *cache, cos)
+            got = run(compiled, ours, x, *cache, cos)
+            own, truth = step(x, *cache, cos), step(*to_reference([x, *cache, cos]))
+        assert_contract(got, own, truth, f"length {length}")
+    assert [graph.facts.dynamic for graph in backend.graphs] == [False, True]
+    for graph in backend.graphs:
+        found = {(one.name, one.provider): one.count for one in graph.regions}
+        assert {key: n for key, n in found.items() if key[1] == "metal"} == ours
 
 
 # --- eight bits -----------------------------------------------------------------------------------

@@ -185,12 +185,15 @@ def _sizes_of(sizes: Sequence[int]) -> Any:
     return (ctypes.c_uint64 * 3)(*sizes)
 
 
+_KEPT = 300  # built shaders; a run of the tests builds some 150
 _kept_in: list[Path] = []
 
 
 def keep_in(folder: Path) -> None:
     """Where built shaders are looked for, by all that they are made of; else they are temporary."""
     _kept_in[:] = [folder]
+    for old in sorted(folder.glob("*.so"), key=lambda file: -file.stat().st_mtime)[_KEPT:]:
+        old.unlink(missing_ok=True)
 
 
 @functools.cache
