@@ -3,9 +3,11 @@ decoding, and at O3 weights in eight bits. For inference."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,11 +34,17 @@ def probe() -> Probe:
     """A torch that compiles Metal shaders, tried with a small one. Asked for graphs on a Mac."""
     if not torch.backends.mps.is_available():
         return Probe.no("torch sees no Metal device")
+    problem = _problem_with(torch.mps.compile_shader)
+    return Probe.no(problem) if problem else Probe.yes(torch.__version__)
+
+
+@functools.cache
+def _problem_with(compile_shader: Callable[[str], Any]) -> str:
     try:
-        torch.mps.compile_shader(_TRIAL)
+        compile_shader(_TRIAL)
     except Exception as error:  # noqa: BLE001  (the compiler's word becomes the reason)
-        return Probe.no(f"torch compiles no Metal shader: {type(error).__name__}: {error}")
-    return Probe.yes(torch.__version__)
+        return f"torch compiles no Metal shader: {type(error).__name__}: {error}"
+    return ""
 
 
 def metal_operator(family: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-from kernel_dispatch import dry_run
+from kernel_dispatch import devices, dry_run
 from kernel_dispatch.numerics import all_in_double, to_reference
-from lowering import observing, toolchain
+from lowering import observing, providers, targets, toolchain
+from lowering.contract import Probe
+from lowering.errors import UnifiedWarning
 from lowering.metal import registration, shaders
 from lowering.providers import inductor, metal
 from lowering.targets import mps
@@ -29,6 +32,7 @@ from tests.support import metal_shim
 from tests.support.gpu_plans import lowered
 from tests.support.metal_shim.translate import signatures
 from tests.support.numerics import assert_contract
+from tests.support.reports import graph_reports
 
 pytestmark = pytest.mark.slow
 
@@ -201,6 +205,63 @@ def test_training_stays_with_torch(level: str) -> None:
     assert graph.plan.provider == ("inductor" if level == "O2" else "eager")
     codes = [r.code for no in graph.plan.rejected if no.provider == "metal" for r in no.reasons]
     assert "training-unsupported" in codes
+
+
+# --- the whole way, where the CPU's tensors are taken for an Apple GPU's ----------------------------
+
+
+@pytest.fixture
+def taken_for_a_mac(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The target takes tensors of the CPU, everything of it is there, and shaders run."""
+    found = Probe.yes("macOS 15.1", **mps.TARGET.on_paper["macos15"])
+    mac = replace(mps.TARGET, device_types=("cpu",), probe=lambda: found)
+    monkeypatch.setattr(targets, "known", lambda: (mac,))
+    monkeypatch.setattr(metal, "PROVIDER", replace(metal.PROVIDER, probe=lambda: found))
+    monkeypatch.setitem(providers.known(), "metal", metal.PROVIDER)
+    devices.forget()
+    with on_shaders(pytestconfig):
+        yield
+    devices.forget()
+
+
+@pytest.mark.usefixtures("taken_for_a_mac")
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_compiled_model_runs_and_reports_its_kernels(level: str) -> None:
+    entry = zoo.BY_NAME["decoder"]
+    model, tokens = entry.model(), entry.batch(0)["input_ids"]
+    compiled = torch.compile(model, backend="unified", options={"level": level})
+    with torch.no_grad():
+        for _ in range(3):
+            got = compiled(input_ids=tokens).logits
+        own = model(input_ids=tokens).logits
+        with all_in_double():
+            truth = model.double()(input_ids=tokens).logits
+    assert_contract(got, own, truth, f"llama at {level}")
+    (graph,) = graph_reports(compiled)
+    assert (graph.target, graph.provider) == ("mps", "inductor" if level == "O2" else "eager")
+    assert not graph.fallbacks
+    counted = {
+        (row["region"], row["provider"]): (row["count"], row["runs"])
+        for row in graph.as_dict()["regions"]
+        if row["provider"] == "metal"
+    }
+    assert counted == {("rope", "metal"): (2, 6), ("norm", "metal"): (5, 15)}
+
+
+@pytest.mark.usefixtures("taken_for_a_mac")
+def test_a_kernel_that_is_wrong_is_told_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(text: str) -> Any:
+        return metal_shim.compile_shader(text.replace("+ eps", "+ eps + 1.0f"))
+
+    block, inputs = Block(Rms()), (drawn(2, 5, 48), drawn(2, 5, 48, seed=1))
+    compiled = torch.compile(block, backend="unified", options={"level": "O1"})
+    with torch.no_grad(), shaders.compiled_by(wrong), pytest.warns(UnifiedWarning, match="off by"):
+        got = compiled(*inputs)
+    with torch.no_grad():
+        assert_contract(got, block(*inputs), block.double()(*to_reference(inputs)), "block")
+    (graph,) = graph_reports(compiled)
+    (fallback,) = graph.fallbacks
+    assert (fallback.provider, fallback.reason.code) == ("metal", "refused-at-run")
 
 
 # --- norms ----------------------------------------------------------------------------------------
@@ -584,8 +645,6 @@ def test_what_a_mac_has(
 
 
 def test_inductor_needs_no_compiler_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowering.contract import Probe
-
     monkeypatch.setattr(toolchain, "probe", lambda: Probe.no("no working C++ compiler"))
     assert not inductor.probe().available
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
