@@ -86,7 +86,7 @@ class _Traced:
         if elsewhere.draws_random_numbers(module):
             raise NotImplementedError("torch_neuronx.trace would freeze the random numbers")
         self._stays, self._core, self._transferred = frozenset(stays), core, transferred
-        self._module = _WithWeights(module, _split(inputs, self._stays)[0], self._stays)
+        self._module = _WithWeights(module, self._stays)
         self._weights = PackedWeights()
         self._first: Any = None  # the artifact that was compiled; others are copies of it
         self._loaded = torch.utils.weak.WeakTensorKeyDictionary()  # first weight -> its artifact
@@ -111,26 +111,29 @@ class _Traced:
         import torch_neuronx
 
         self._transferred(len(weights))
+        self._module.take(weights)
         if self._first is None:
             self._first = found = self._trace(inputs)
         else:
-            self._module.take(weights)
             found = self._loaded.get(weights[0])
             found = copy.deepcopy(self._first) if found is None else found
             torch_neuronx.replace_weights(found, self._module.state_dict())
-        torch_neuronx.move_trace_to_device(found, self._core)
+            torch_neuronx.move_trace_to_device(found, self._core)
+        self._module.take(())  # the artifact has them; here they would outlive the user's model
         self._loaded[weights[0]] = found
         return found
 
     def _trace(self, inputs: Sequence[Any]) -> Any:
         import torch_neuronx
 
-        return torch_neuronx.trace(
+        artifact = torch_neuronx.trace(
             self._module,
             tuple(inputs),
             compiler_args=list(_FULL_PRECISION),
             inline_weights_to_neff=False,
         )
+        torch_neuronx.move_trace_to_device(artifact, self._core)
+        return artifact
 
 
 def _split(values: Sequence[Any], stays: frozenset[int]) -> tuple[list[Any], list[Any]]:
@@ -143,13 +146,10 @@ def _split(values: Sequence[Any], stays: frozenset[int]) -> tuple[list[Any], lis
 class _WithWeights(torch.nn.Module):
     """A graph whose weights are its module's own, so that they can be kept apart and replaced."""
 
-    def __init__(
-        self, graph: fx.GraphModule, weights: Sequence[torch.Tensor], stays: frozenset[int]
-    ) -> None:
+    def __init__(self, graph: fx.GraphModule, stays: frozenset[int]) -> None:
         super().__init__()
         self.graph, self._stays = _with_constants_held(graph), sorted(stays)
-        self.weights = torch.nn.ParameterList()
-        self.take(weights)
+        self.take(())
         self.eval()
 
     def take(self, weights: Sequence[torch.Tensor]) -> None:

@@ -111,7 +111,8 @@ print([name for name, *_ in calls()])
 
 made = compiled(lambda x: x + torch.arange(4, device=x.device))
 torch.testing.assert_close(made(x), x + torch.arange(4))
-print("CONSTANT", calls("trace"))
+alone = calls("trace")
+print("CONSTANT", alone)
 view = compiled(lambda x: (x.t(), x * 2))
 y = view(x)[0]
 assert y.data_ptr() == x.data_ptr(), "views are views"
@@ -135,6 +136,7 @@ def test_equal_layers_share_an_artifact_and_have_weights_of_their_own(
     assert out[1] == "[]", "nothing is loaded twice"
     assert out[2] == "['replace_weights', 'move']", "only the layer that changed"
     assert out[3] == "CONSTANT [('trace', 1, 1, ('--auto-cast', 'none'))]"
+    assert out[4] == "CORE [('move', 1)]"
 
 
 _REFUSED = """
