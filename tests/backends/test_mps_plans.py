@@ -207,7 +207,7 @@ def test_training_stays_with_torch(level: str) -> None:
     assert "training-unsupported" in codes
 
 
-# --- the whole way, where the CPU's tensors are taken for an Apple GPU's ----------------------------
+# --- the whole way, where tensors of the CPU are taken for a GPU's ------------------------------------
 
 
 @pytest.fixture
