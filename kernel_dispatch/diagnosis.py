@@ -337,8 +337,7 @@ def _targets(facts: Facts) -> Iterator[Row]:
             yield Row("Targets", target.name, status, text, found.fix, details)
             continue
         # Something was installed for this target and does not fit: worth more than "absent".
-        misfit = any(found.details.get(package) for package in ("torch_tpu", "torch_xla"))
-        status = "warn" if misfit else "info"
+        status = "warn" if found.details.get("installed") else "info"
         yield Row("Targets", target.name, status, f"absent: {found.reason}", found.fix, details)
     for name, (why, owner) in facts.broken_targets.items():
         fix = f"pip install --upgrade {owner}, or: pip uninstall -y {owner}" if owner else ""

@@ -36,7 +36,7 @@ def probe() -> Probe:
     reasons = [*_refuses(version), *([] if devices else [f"torch_neuronx {version}: {_NO_DEVICE}"])]
     if reasons:
         fix = _install() if _refuses(version) else _DRIVER
-        return Probe.no("; ".join(reasons), fix)
+        return Probe.no("; ".join(reasons), fix, installed=version)
     way = NATIVE if compiler() is not None else TRACED
     found = {"device_count": len(devices), "devices": devices, **_DETAILS[way]}
     return Probe.yes(version, device=DEVICE, **found)

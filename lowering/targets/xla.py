@@ -36,7 +36,7 @@ def torch_tpu() -> Probe:
             f"torch_tpu {version} is ignored: it needs torch 2.11 or newer, "
             f"not {torch.__version__}",
             _XLA_FIX,
-            version=version,
+            installed=version,
         )
     return Probe.yes(version)
 
@@ -52,7 +52,7 @@ def torch_xla() -> Probe:
             f"torch_xla {version} is ignored: it needs torch {minor} exactly, "
             f"not {torch.__version__}",
             _TPU_FIX,
-            version=version,
+            installed=version,
         )
     return Probe.yes(version)
 
@@ -60,7 +60,7 @@ def torch_xla() -> Probe:
 def probe() -> Probe:
     """The package that fits this torch, or why each installed one is ignored. Starts nothing."""
     tpu, xla = torch_tpu(), torch_xla()
-    ignored = [found.reason for found in (tpu, xla) if "version" in found.details]
+    ignored = [found.reason for found in (tpu, xla) if "installed" in found.details]
     if tpu.available:
         if xla.version:
             ignored = [f"torch_xla {xla.version} is ignored: torch_tpu serves this torch"]
@@ -68,7 +68,8 @@ def probe() -> Probe:
     if xla.available:
         return _found("torch_xla", "xla", xla.version, ignored, *_float64())
     if ignored:
-        return Probe.no("; ".join(ignored), f"{_TPU_FIX}. {_XLA_FIX}")
+        packages = [found.details.get("installed", "") for found in (tpu, xla)]
+        return Probe.no("; ".join(ignored), f"{_TPU_FIX}. {_XLA_FIX}", installed=" ".join(packages))
     return Probe.no("neither torch_tpu nor torch_xla is installed", f"{_TPU_FIX}. {_XLA_FIX}")
 
 

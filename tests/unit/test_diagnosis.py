@@ -115,7 +115,7 @@ def test_torch_within_the_window(version: str) -> None:
             "IPEX 2.8.0 is ignored",
         ),
         (
-            replaced(targets=(target("xla", Probe.no("torch_xla 2.9 no", torch_xla="2.9.0")),)),
+            replaced(targets=(target("xla", Probe.no("torch_xla 2.9 no", installed="2.9.0")),)),
             "xla",
             "torch_xla 2.9 no",
         ),
