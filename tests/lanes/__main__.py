@@ -17,7 +17,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lanes import BY_NAME, MAIN, QUICK, ROOT, Lane
+from tests.lanes import BY_NAME, MAIN, ROOT, Lane
 
 _PAUSE = 10  # seconds before the one retry of an index that did not answer
 
@@ -130,7 +130,7 @@ def _test(lane: Lane, workers: int) -> int:
     """What every torch has to pass, then what only this lane can run."""
     start = time.monotonic()
     spread = ["-n", str(workers), "--dist", "loadfile"]
-    runs = [[*spread, *QUICK], [*spread, *MAIN]]
+    runs = [[*spread, *arguments] for arguments in MAIN]
     if lane.tests.is_dir():
         runs.append([*spread, str(lane.tests.relative_to(ROOT))])
     codes = [_pytest(lane, arguments) for arguments in runs]
