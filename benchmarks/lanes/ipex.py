@@ -220,15 +220,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the results to this file")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument(
+        "--contenders", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS)
+    )
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
     args = parser.parse_args()
     if args.work:
         _work(*args.work)
         return
+    names = [name for name in CONTENDERS if name in {*args.contenders, BASELINE}]
     results: dict[str, Any] = {"surroundings": _surroundings(args.rounds), "results": {}}
     for model in args.models:
         for dtype in args.dtypes:
-            found = compare(model, dtype, args.rounds, list(CONTENDERS))
+            found = compare(model, dtype, args.rounds, names)
             results["results"][f"{model} {dtype}"] = found
             print(f"\n{model} {dtype}", flush=True)
             for name, row in found.items():

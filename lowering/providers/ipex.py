@@ -233,24 +233,38 @@ def _refuses_convolution(match: Convolution) -> str:
 # --- attention ------------------------------------------------------------------------------------
 
 _library.define(
-    "ipex_attention(Tensor query, Tensor key, Tensor value, bool causal, float scale) -> Tensor"
+    "ipex_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, float scale)"
+    " -> Tensor"
 )
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
 ) -> torch.Tensor:
     operators()
     observing.region_ran("attention", "ipex")
     flash = torch.ops.torch_ipex.flash_attention
     out: torch.Tensor
-    out, _ = flash(query, key, value, 0.0, causal, attention_mask=None, scale=scale)
-    return out
+    out, _ = flash(query, key, value, 0.0, causal, attention_mask=mask, scale=scale)
+    return out if mask is None else _zeros_without_keys(out, mask)
 
 
-def _attention_meta(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> torch.Tensor:
+def _zeros_without_keys(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """IPEX gives NaN for a row that is masked out altogether, where torch gives zeros."""
+    for dim in range(mask.dim() - 1):  # what was expanded is looked at once
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    masked = ~mask if mask.dtype == torch.bool else mask == -torch.inf
+    nothing = masked.all(-1, keepdim=True)
+    return out.masked_fill_(nothing, 0.0) if nothing.any() else out
+
+
+def _attention_meta(query: torch.Tensor, *_: object) -> torch.Tensor:
     batch, heads, tokens, size = query.shape
     return query.new_empty((batch, tokens, heads, size)).transpose(1, 2)
 
@@ -262,14 +276,16 @@ torch.library.register_fake("kernel_dispatch::ipex_attention", _attention_meta, 
 def _emit_attention(graph: fx.Graph, match: Attention, epilogue: Epilogue) -> fx.Node:
     return graph.call_function(
         torch.ops.kernel_dispatch.ipex_attention.default,
-        (match.query, match.key, match.value, match.causal, match.scale),
+        (match.query, match.key, match.value, match.mask, match.causal, match.scale),
     )
 
 
 def _refuses_attention(match: Attention) -> str:
     query, key, value = (node.meta["val"] for node in (match.query, match.key, match.value))
     if match.mask is not None:
-        return "ipex gives NaN for a row that is masked out altogether, where torch gives zeros"
+        mask = match.mask.meta["val"]
+        if match.causal or mask.dim() != 4 or mask.dtype not in (torch.bool, match.dtype):
+            return f"ipex takes masks of four dimensions, of bool and {match.dtype}"
     if query.shape[1] != key.shape[1] or key.shape[1] != value.shape[1]:
         return "ipex reads beyond the end of heads that are shared by several queries"
     if query.shape[3] != value.shape[3]:
