@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from lowering.contract import Compiled, Graph, Request
-from lowering.fixed_sizes import symbolic_dimensions
+from lowering.fixed_sizes import demand_known_sizes, symbolic_dimensions
 from lowering.graphs import clone
 from lowering.packing import PackedWeights
 
@@ -42,7 +42,8 @@ def compile(request: Request, there: There) -> Compiled:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    journey = _Journey(request, there)
+    # Without the inputs of the first call, which would live as long as the graph.
+    journey = _Journey(replace(request, example_inputs=()), there)
     results: list[int] = []  # of the forward that is about to be compiled: what the user sees of it
 
     def partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
@@ -50,6 +51,7 @@ def compile(request: Request, there: There) -> Compiled:
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
     def forward(module: fx.GraphModule, inputs: Any) -> Graph:
+        demand_known_sizes(module)
         return journey.part(module, results.pop() if results else None)
 
     def backward(module: fx.GraphModule, inputs: Any) -> Graph:
@@ -100,7 +102,7 @@ class _Journey:
             known.update(id(args[i]) for i in stays)
             return run(*args)
 
-        return compiled
+        return compiled if self.request.move_to is not None else run
 
     def part(self, module: fx.GraphModule, results: int | None, or_at_home: bool = False) -> Graph:
         """One functional graph: a forward, or a backward, which has no eager to fall back to."""
@@ -148,10 +150,11 @@ class _Part:
         journey = self._journey
         with torch.no_grad():
             inputs = [journey.to_there(arg) for arg in args]
-            if self._random and journey.there.seed is not None:
-                journey.there.seed(int(torch.randint(2**62, ())))
             try:
-                outputs = self._for(inputs)(*inputs)
+                run = self._for(inputs)
+                if self._random and journey.there.seed is not None:
+                    journey.there.seed(int(torch.randint(2**62, ())))
+                outputs = run(*inputs)
             except Exception as error:
                 failed_later = journey.request.failed_later
                 if not self._or_at_home or failed_later is None:

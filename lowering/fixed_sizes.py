@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowering.graphs import place
+
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -31,6 +33,20 @@ def with_sizes(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphM
         _replace(graph, numbers)
         module.recompile()
     return module, [value for value in inputs if isinstance(value, torch.Tensor)]
+
+
+def demand_known_sizes(module: fx.GraphModule) -> None:
+    """Sizes that depend on the values in a tensor cannot be fixed beforehand."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, (torch.Tensor, *_NUMBERS)) and free_unbacked_symbols(value):
+            at = place(node)
+            raise NotImplementedError(
+                f"the size of what {node.target} gives depends on the data"
+                + (f" ({at})" if at else "")
+            )
 
 
 def symbolic_dimensions(module: fx.GraphModule) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], left_out: Le
         for node in lacking:
             left_out(node)
             node.meta[_LACKING] = True
-        return _split(module) if lacking else _Program(module)
+        return _split(module) if lacking else _Program(module).extracted(inputs)
     finally:
         # Whatever was recorded on the way, and was never meant to be computed.
         torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
@@ -128,7 +128,7 @@ def _split(module: fx.GraphModule) -> Program:
 
 
 class _Program:
-    """One XLA program, compiled when it first runs."""
+    """One XLA program, compiled at the latest when it first runs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._run: Callable[..., Any] | None = None
@@ -157,24 +157,27 @@ class _Program:
         self._module = module
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        if self._run is None:
-            self._run = self._extracted(args)
-        results = self._run(*args)
+        run = self._run or self.extracted(args)._run
+        assert run is not None
+        results = run(*args)
         results = [results] if isinstance(results, torch.Tensor) else results
         return [
             results[place] if place is not None else self._otherwise(position, args)
             for position, place in enumerate(self._order)
         ]
 
-    def _extracted(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def extracted(self, args: Sequence[Any]) -> _Program:
+        """Compiled, by recording what the graph does to these."""
         import torch_xla
         from torch_xla._dynamo import dynamo_bridge
 
         if not self._computed:
-            return lambda *args: ()
-        self._module.xla_args = args  # the way in which the bridge takes them
+            self._run = lambda *args: ()
+            return self
+        self._module.xla_args = args  # type: ignore[assignment]  # how the bridge takes them
         with torch_xla.experimental.eager_mode_context(False):
-            return dynamo_bridge.extract_internal(self._module)
+            self._run = dynamo_bridge.extract_internal(self._module)
+        return self
 
     def _otherwise(self, position: int, args: Sequence[Any]) -> Any:
         if position in self._constants:

@@ -56,7 +56,7 @@ def compile(request: Request) -> Compiled:
     _keep_compilations(request.cache_folder)
     there = elsewhere.There(
         torch_xla.device(),
-        functools.partial(_compile_graph, request),
+        functools.partial(_compile_graph, request.left_to_eager),
         decompositions=_decompositions,
         seed=torch_xla.manual_seed if request.move_to is not None else None,
     )
@@ -95,8 +95,18 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return {op: rule for op, rule in rules.items() if not _has_kernel(op)}
 
 
-# XLA's kernel asks for saved statistics, which there are none of in evaluation mode.
-_NOT_FIT = frozenset({torch.ops.aten.native_batch_norm_backward.default})
+# XLA's kernels of batch norm update the running variance without Bessel's correction, and their
+# backward asks for saved statistics, which there are none of in evaluation mode.
+_aten = torch.ops.aten
+_NOT_FIT = frozenset(
+    {
+        _aten.native_batch_norm.default,
+        _aten._native_batch_norm_legit.default,
+        _aten._native_batch_norm_legit.no_stats,
+        _aten._native_batch_norm_legit_functional.default,
+        _aten.native_batch_norm_backward.default,
+    }
+)
 
 
 def _has_kernel(op: Any) -> bool:
@@ -105,12 +115,14 @@ def _has_kernel(op: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
 
 
-def _compile_graph(request: Request, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+def _compile_graph(
+    left_to_eager: Callable[[Reason], None], module: fx.GraphModule, inputs: Sequence[Any]
+) -> Graph:
     static, tensors = with_sizes(module, inputs)
 
     def left_out(node: fx.Node) -> None:
         text = f"XLA has no kernel for {node.target}; torch computes it on the CPU"
-        request.left_to_eager(Reason("op-unsupported", text, place(node)))
+        left_to_eager(Reason("op-unsupported", text, place(node)))
 
     run = xla_graph.compile(static, tensors, left_out)
     if len(tensors) == len(inputs):

@@ -100,6 +100,12 @@ def _row(
     return CapabilityRow("xla", provider, GRAPH, level, priority, features=needed, **limits)
 
 
+def _eager(package: str, *features: str, **limits: Any) -> CapabilityRow:
+    why = "op by op, as the package itself runs them"
+    needs = frozenset({package})
+    return _row("eager", 0, package, *features, level=Level.O0, needs=needs, why=why, **limits)
+
+
 TARGET = Target(
     name="xla",
     summary="Google TPUs, and what else XLA's runtime computes on",
@@ -139,17 +145,9 @@ TARGET = Target(
             subclasses=False,
             why="whole graphs go to XLA; TPUs emulate float64, some hundred times slower",
         ),
-        # Two rows, so that a forced device starts the package before tensors are moved to it.
-        *(
-            _row(
-                "eager",
-                0,
-                package,
-                level=Level.O0,
-                needs=frozenset({package}),
-                why="op by op, as the package itself runs them",
-            )
-            for package in ("torch_tpu", "torch_xla")
-        ),
+        # By package, so that a forced device starts it before tensors are moved to it.
+        _eager("torch_tpu", refused_dtypes=_WIDE),
+        _eager("torch_xla", "fp64"),
+        _eager("torch_xla", refused_dtypes=_WIDE),
     ),
 )

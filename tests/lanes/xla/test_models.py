@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -43,9 +44,9 @@ def test_outputs(name: str) -> None:
         batch = entry.batch(seed)
         with torch.no_grad():
             got, eager = outputs(compiled(**batch)), outputs(model(**batch))
-            reference = _in_float64(model, batch) or eager
+            reference = _in_float64(model, batch)
         assert all(value.device.type == "cpu" for value in got.values())
-        assert_contract(got, eager, reference, f"{name} {seed}")
+        _compare(got, eager, reference, f"{name} {seed}")
     assert_ran_on_xla(compiled, entry, runs=2)
 
 
@@ -59,15 +60,20 @@ def test_gradients(name: str) -> None:
     assert_ran_on_xla(compiled, entry, runs=1)
     eager = _gradients(model, model, batch)
     wide = copy.deepcopy(model).double()
-    try:
+    reference = None
+    with contextlib.suppress(RuntimeError):  # transformers' grouped product takes no float64
         reference = _gradients(wide, wide, to_reference(batch))
-    except RuntimeError:  # transformers' grouped product takes no float64
-        reference = eager
-    for tree in (got, eager, reference):
-        for null in entry.null_gradients:
-            for key in [key for key in tree if key.endswith(null)]:
-                del tree[key]
-    assert_contract(got, eager, reference, name)
+    for tree in (got, eager, reference or {}):
+        for key in [key for key in tree if key.endswith(entry.null_gradients or ("-",))]:
+            del tree[key]
+    _compare(got, eager, reference, name)
+
+
+def _compare(got: Any, eager: Any, reference: Any, where: str) -> None:
+    if reference is not None:
+        assert_contract(got, eager, reference, where)
+    else:
+        torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-5)
 
 
 def _gradients(model: torch.nn.Module, call: Any, batch: Any) -> dict[str, torch.Tensor]:
@@ -77,8 +83,6 @@ def _gradients(model: torch.nn.Module, call: Any, batch: Any) -> dict[str, torch
 
 
 def _in_float64(model: torch.nn.Module, batch: Any) -> Any:
-    wide = copy.deepcopy(model).double()
-    try:
-        return outputs(wide(**to_reference(batch)))
-    except RuntimeError:  # transformers' grouped product takes no float64
-        return None
+    with contextlib.suppress(RuntimeError):  # transformers' grouped product takes no float64
+        return outputs(copy.deepcopy(model).double()(**to_reference(batch)))
+    return None

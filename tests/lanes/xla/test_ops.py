@@ -11,7 +11,13 @@ from tests.sweep.test_sweep_sample import ALWAYS
 DTYPES = ("float32", "int64")
 # Sizes that the data decides are no program of XLA's: the whole graph is left to eager.
 EAGER = frozenset({"nonzero"})
-CASES = [case for case in cases() if case.op in ALWAYS and case.dtype in DTYPES]
+# Among equal numbers, of which samples of integers have many, it may give the places of any.
+TIES = {("topk", "int64")}
+CASES = [
+    case
+    for case in cases()
+    if case.op in ALWAYS and case.dtype in DTYPES and (case.op, case.dtype) not in TIES
+]
 
 
 @pytest.mark.filterwarnings("ignore")
