@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from lowering.bucketing import Bucketing, Key, decompositions, plan
+from lowering.bucketing.call import fixed
 from lowering.reasons import Reason
 
-Garbage = Callable[[torch.Tensor], torch.Tensor]
 
-
-def nans(like: torch.Tensor) -> torch.Tensor:
-    """NaN where the dtype has it, else any number that it has."""
-    if like.is_floating_point() or like.is_complex():
-        return torch.full_like(like, float("nan"))
-    return large(like)
-
-
-def large(like: torch.Tensor) -> torch.Tensor:
-    """Numbers that would be seen in any sum, maximum or product: both signs, none of them zero."""
+def garbage(like: torch.Tensor) -> torch.Tensor:
+    """Every kind of number that would be seen in a result: NaN, infinite, large, zero, none."""
     if like.dtype == torch.bool:
         return torch.rand(like.shape) < 0.5
+    chance = torch.rand(like.shape)
     if like.is_floating_point() or like.is_complex():
-        return torch.randn(like.shape).to(like.dtype).mul(1e4)
+        numbers = torch.randn(like.shape).mul(1e4).to(like.dtype)
+        numbers[chance < 0.3] = float("nan")
+        numbers[(chance > 0.3) & (chance < 0.4)] = float("inf")
+        numbers[(chance > 0.4) & (chance < 0.5)] = float("-inf")
+        return numbers
     limits = torch.iinfo(like.dtype)
     anything = torch.randint(limits.min, limits.max, like.shape, dtype=torch.int64)
-    return torch.where(torch.rand(like.shape) < 0.3, 0, anything).to(like.dtype)
+    return torch.where(chance < 0.3, 0, anything).to(like.dtype)
 
 
 class InBuckets:
     """`torch.compile(f, backend=InBuckets())`; what it saw is kept for the test."""
 
-    def __init__(self, garbage: Garbage = nans, sizes: Sequence[int] | None = None) -> None:
-        self.garbage = garbage
+    def __init__(self, sizes: Sequence[int] | None = None) -> None:
         self.sizes = sizes
         self.graphs = 0
         self.refusals: list[Reason] = []
         self.compiled: dict[tuple[int, Key], fx.GraphModule] = {}
+        self.operators: set[str] = set()  # those that saw a size that varies
         self.padded = 0  # calls in which something was padded
 
     def __call__(self, module: fx.GraphModule, inputs: Any) -> Any:
@@ -51,6 +48,7 @@ class InBuckets:
 
     def _compile(self, module: fx.GraphModule, _: Any) -> Any:
         self.graphs += 1
+        self.operators |= {str(node.target) for node in module.graph.nodes if _varies(node)}
         number, planned = self.graphs, plan(module)
         if isinstance(planned, Reason):
             self.refusals.append(planned)
@@ -73,6 +71,10 @@ class InBuckets:
             is_padding = mark == 0
             if tensor.ndim and bool(is_padding.any()):
                 self.padded = before + 1
-                tensor = torch.where(is_padding, self.garbage(tensor), tensor)
+                tensor = torch.where(is_padding, garbage(tensor), tensor)
             ready.append(tensor)
         return ready
+
+
+def _varies(node: fx.Node) -> bool:
+    return not all(fixed(one.meta.get("val")) for one in (node, *node.all_input_nodes))

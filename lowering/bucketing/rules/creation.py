@@ -28,10 +28,11 @@ _CONSTANTS = {"zeros": 0, "new_zeros": 0, "zeros_like": 0, "ones": 1, "new_ones"
     "aten.zeros_like.default",
     "aten.ones_like.default",
     "aten.empty_like.default",
+    "aten.zero.default",
 )
 def filled_with_one_number(call: Call) -> Padded:
     like = next(call.tensors(), None)
-    has_its_form = like is not None and call.name.endswith("_like")
+    has_its_form = call.name.endswith("_like") or call.name == "zero"
     dims = like.dims if like is not None and has_its_form else dims_of(call.first)
     number = call.get("fill_value", call.get("s", _CONSTANTS.get(call.name, 0)))
     if isinstance(number, Known):

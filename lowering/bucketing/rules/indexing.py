@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from lowering.bucketing.bucket import require_prefix, require_static
 from lowering.bucketing.call import Call
-from lowering.bucketing.layout import Dim, Padded, broadcast, is_static
+from lowering.bucketing.layout import Dim, Padded, broadcast, is_prefix, is_static
 from lowering.bucketing.refused import Refused
 from lowering.bucketing.rules.table import rule
 
@@ -33,8 +31,8 @@ def gather(call: Call) -> Padded:
     x, index, place = call["self"], call["index"], call.dim()
     require_prefix(x, place)
     for dim, (own, its) in enumerate(zip(x.dims, index.dims, strict=True)):
-        # A part of fixed length from the front is valid wherever the tensor's own start is.
-        if dim != place and own != its and not (is_static(its) and len(own) <= 1):
+        # Positions may be fewer than data are; the first ones of both are valid.
+        if dim != place and own != its and not (is_prefix(own) and is_prefix(its)):
             raise Refused("positions and data are padded differently")
     return Padded(call.run(index=call.filled(0, index)), index.dims)
 
@@ -51,12 +49,12 @@ def scatter(call: Call) -> Padded:
     return Padded(call.run(index=call.filled(0, index)), x.dims)
 
 
-@rule("aten.index.Tensor")
+@rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(call: Call) -> Padded:
     """Positions may be negative here: they count from the true end."""
     x = call["self"]
     given = {place: one for place, one in enumerate(call["indices"]) if one is not None}
-    ready: list[Any] = [None] * len(call["indices"])
+    ready: list[torch.Tensor | None] = [None] * len(call["indices"])
     for place, one in given.items():
         if one.tensor.dtype in (torch.bool, torch.uint8):
             raise Refused("how much a mask picks depends on the data")
@@ -64,7 +62,9 @@ def index(call: Call) -> Padded:
         positions = one.tensor
         if not is_static(x.dims[place]):
             positions = call.bucket.from_start(x, place, positions)
-        ready[place] = Padded(call.filled(0, Padded(positions, one.dims)), one.dims)
+        ready[place] = call.bucket.filled(
+            "index", 0, Padded(positions, one.dims), range(len(one.dims))
+        )
     return Padded(call.run(indices=ready), _indexed(call, x, given))
 
 

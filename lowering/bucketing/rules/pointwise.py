@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowering.bucketing.call import Call, Known, fixed
+from lowering.bucketing.call import Call, Known
 from lowering.bucketing.expressions import is_number
 from lowering.bucketing.layout import Padded, broadcast
 from lowering.bucketing.neutral import NEUTRAL
@@ -29,9 +29,9 @@ assert NEUTRAL.keys() >= _DIVISIONS
     "aten.masked_fill.Scalar",
     "aten.masked_fill.Tensor",
     "aten.where.self",
-    "aten.where.ScalarSelf",
-    "aten.where.ScalarOther",
-    "aten.where.Scalar",
+    "aten.fill.Scalar",
+    "aten.fill.Tensor",
+    "aten.floor_divide.default",
     "aten.polar.default",
     "aten.complex.default",
     "prims.convert_element_type.default",
@@ -92,15 +92,3 @@ def copy(call: Call) -> Padded:
     dims = broadcast(call.shape, [x.dims, source.dims])
     expanded = source.tensor.expand(call.bucket.shape(call.shape))
     return Padded(expanded.to(x.tensor.dtype).clone(), dims)
-
-
-@rule("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
-def assertion(call: Call) -> Any:
-    """Dtypes and devices are as they were traced, and torch checks sizes before the graph runs."""
-    if call.name == "_assert_scalar" and not _is_of_sizes(call["self"]):
-        raise Refused("it asserts something about the data")
-    return None
-
-
-def _is_of_sizes(value: Any) -> bool:
-    return isinstance(value, Known) or (not isinstance(value, Padded) and fixed(value))

@@ -30,7 +30,6 @@ def _kept(call: Call) -> bool:
     "aten.sum.dim_IntList",
     "aten.nansum.default",
     "aten.count_nonzero.default",
-    "aten.count_nonzero.dim_IntList",
     "aten.any.default",
     "aten.any.dim",
     "aten.any.dims",

@@ -22,7 +22,7 @@ def _batched(call: Call, inner: int, **changes: Any) -> Any:
     return call.with_dims(call.run(**changes), *dims)
 
 
-@rule("aten.native_layer_norm.default", "aten._fused_rms_norm.default")
+@rule("aten.native_layer_norm.default")
 def layer_norm(call: Call) -> Any:
     return _batched(call, len(call["normalized_shape"]))
 
@@ -52,12 +52,6 @@ def batch_norm(call: Call) -> Any:
     "aten.avg_pool2d.default",
     "aten._adaptive_avg_pool2d.default",
     "aten.adaptive_max_pool2d.default",
-    "aten.upsample_nearest2d.default",
-    "aten.upsample_nearest2d.vec",
-    "aten.upsample_bilinear2d.default",
-    "aten.upsample_bilinear2d.vec",
-    "aten.upsample_bicubic2d.default",
-    "aten.upsample_bicubic2d.vec",
     "aten.reflection_pad2d.default",
     "aten.replication_pad2d.default",
 )
@@ -83,7 +77,6 @@ def of_pairs(call: Call) -> Any:
 @rule(
     "aten.sort.default",
     "aten.sort.stable",
-    "aten.argsort.default",
     "aten.topk.default",
     "aten.kthvalue.default",
     "aten.median.dim",

@@ -10,7 +10,7 @@ from lowering.bucketing.refused import Refused
 from lowering.bucketing.rules.table import rule
 
 
-@rule("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+@rule("aten.view.default", "aten._unsafe_view.default")
 def reshaped(call: Call) -> Padded:
     dims = regrouped(call.x.dims, call.shape)
     return Padded(call.x.tensor.reshape(call.bucket.shape(call.shape)), dims)
