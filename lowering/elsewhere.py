@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowering import bucketing
+from lowering.bucketing import Bucketed, Bucketing
 from lowering.contract import Compiled, Graph, Request
 from lowering.fixed_sizes import demand_known_sizes, symbolic_dimensions
 from lowering.graphs import clone
 from lowering.packing import PackedWeights
+from lowering.reasons import Reason
 
 # Parameters and buffers that have moved, for all graphs of the process.
 _residents = PackedWeights()
@@ -66,7 +69,7 @@ def compile(request: Request, there: There) -> Compiled:
     )
     with _whole_attention_apart():
         run = compile_graph(request.graph, list(request.example_inputs))
-    return Compiled(run=journey.from_outside(run))
+    return Compiled(run=journey.from_outside(run), notes=journey.notes)
 
 
 def plan(request: Request) -> Compiled:
@@ -91,6 +94,7 @@ class _Journey:
 
     request: Request
     there: There
+    notes: list[str] = field(default_factory=list)
     _known: set[int] = field(default_factory=set)  # ids of parameters and buffers
 
     def from_outside(self, run: Graph) -> Graph:
@@ -111,7 +115,25 @@ class _Journey:
         if self.request.only_plan is not None:
             self.request.only_plan(module, or_at_home)
             return make_boxed_func(module.forward)
-        return make_boxed_func(_Part(self, module, results, or_at_home))
+        found = self._bucketing(module, inference=results is None and not or_at_home)
+        if found is None:
+            return make_boxed_func(_Part(self, module, results, or_at_home))
+        of_bucket = lambda graph, padded: _Part(self, graph, None, False)  # noqa: E731
+        return make_boxed_func(Bucketed(found, of_bucket, self.request.buckets or None))
+
+    def _bucketing(self, module: fx.GraphModule, inference: bool) -> Bucketing | None:
+        """How to round the sizes of this graph up, where the user wants that and it is safe."""
+        if self.request.buckets is None or not symbolic_dimensions(module):
+            return None
+        found = (
+            bucketing.plan(module)
+            if inference
+            else Reason("training-unsupported", "no buckets for graphs that need gradients")
+        )
+        if isinstance(found, Reason):
+            self.notes.append(f"compiled for each size: {found}")
+            return None
+        return found
 
     def to_there(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type == self.there.device.type:
