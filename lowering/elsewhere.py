@@ -32,9 +32,9 @@ class There:
     """A device, and who computes a functional graph on it."""
 
     device: torch.device
-    # (graph, its inputs on the device) -> what computes its list of outputs; asked again for other
-    # sizes.
-    compile: Callable[[fx.GraphModule, Sequence[Any]], Graph]
+    # (graph, its inputs on the device, which of them nobody else will need) -> what computes it;
+    # asked again for other sizes.
+    compile: Callable[[fx.GraphModule, Sequence[Any], frozenset[int]], Graph]
     decompositions: Callable[[], dict[Any, Any]] = dict
     # Called with a number drawn from this device's generator, before a graph that draws others.
     seed: Callable[[int], None] | None = None
@@ -75,7 +75,7 @@ def compile(request: Request, there: There) -> Compiled:
 def plan(request: Request) -> Compiled:
     """The functional graphs as they would be handed over, for a device that is not here."""
 
-    def nobody(module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+    def nobody(module: fx.GraphModule, inputs: Sequence[Any], passing: frozenset[int]) -> Graph:
         raise AssertionError("a plan is not run")
 
     return compile(request, There(torch.device("cpu"), nobody))
@@ -135,10 +135,17 @@ class _Journey:
             return None
         return found
 
-    def to_there(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.device.type == self.there.device.type:
+    def passes(self, value: Any) -> bool:
+        """Does it go there for one call only?"""
+        return self._travels(value) and id(value) not in self._known
+
+    def _travels(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type != self.there.device.type
+
+    def to_there(self, value: Any, passing: bool) -> Any:
+        if not self._travels(value):
             return value
-        if id(value) not in self._known:
+        if passing:
             return self._move(value)
         return _residents.get((value,), self.there.device, lambda: self._move(value))
 
@@ -165,13 +172,17 @@ class _Part:
         self._random = draws_random_numbers(module)
         self._dynamic = symbolic_dimensions(module)
         self._moved: fx.GraphModule | None = None
+        self._passing: frozenset[int] | None = None  # what a program may overwrite
         self._by_sizes: dict[tuple[Any, ...], Graph] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         journey = self._journey
         with torch.no_grad():
-            inputs = [journey.to_there(arg) for arg in args]
+            if (passing := self._passing) is None:
+                passing = frozenset(i for i, arg in enumerate(args) if journey.passes(arg))
+                self._passing = passing
+            inputs = [journey.to_there(arg, i in passing) for i, arg in enumerate(args)]
             try:
                 run = self._for(inputs)
                 if self._random and journey.there.seed is not None:
@@ -203,7 +214,7 @@ class _Part:
         there = self._journey.there
         if self._moved is None:  # not before: AOTAutograd, where we come from, fakes all tensors
             self._moved = retarget(self._module, there.device)
-        return there.compile(clone(self._moved), inputs)
+        return there.compile(clone(self._moved), inputs, self._passing or frozenset())
 
     def _at_home(self, inputs: Sequence[Any]) -> Any:
         """Op by op on the caller's device, for a backward: no eager can take over from it."""

@@ -21,8 +21,16 @@ _aten = torch.ops.aten
 _SAME_VALUE = frozenset({_aten.detach.default, _aten.alias.default, _aten.clone.default})
 
 
-def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], left_out: LeftOut) -> Program:
-    """`left_out` is told each node that torch computes on the CPU, because XLA cannot."""
+def compile(
+    module: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    donated: Sequence[torch.Tensor],
+    left_out: LeftOut,
+) -> Program:
+    """`donated`: inputs whose memory the program may take for its results, at every call.
+
+    `left_out` is told each node that torch computes on the CPU, because XLA cannot.
+    """
     import torch_xla
     from torch_xla._dynamo import dynamo_bridge
 
@@ -32,7 +40,7 @@ def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], left_out: Le
         for node in lacking:
             left_out(node)
             node.meta[_LACKING] = True
-        return _split(module) if lacking else _Program(module).extracted(inputs)
+        return _split(module) if lacking else _Program(module).extracted(inputs, donated)
     finally:
         # Whatever was recorded on the way, and was never meant to be computed.
         torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
@@ -166,7 +174,7 @@ class _Program:
             for position, place in enumerate(self._order)
         ]
 
-    def extracted(self, args: Sequence[Any]) -> _Program:
+    def extracted(self, args: Sequence[Any], donated: Sequence[torch.Tensor] = ()) -> _Program:
         """Compiled, by recording what the graph does to these."""
         import torch_xla
         from torch_xla._dynamo import dynamo_bridge
@@ -174,6 +182,10 @@ class _Program:
         if not self._computed:
             self._run = lambda *args: ()
             return self
+        passed = {id(args[index]) for index, _ in self._passed.values()}
+        for tensor in donated:
+            if id(tensor) not in passed and tensor.dim():  # XLA makes constants of some 0-d ones
+                torch_xla._XLAC._set_buffer_donation(tensor, True)
         self._module.xla_args = args  # type: ignore[assignment]  # how the bridge takes them
         with torch_xla.experimental.eager_mode_context(False):
             self._run = dynamo_bridge.extract_internal(self._module)

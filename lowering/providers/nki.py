@@ -35,7 +35,9 @@ def compile(request: Request) -> Compiled:
 # --- the native package ---------------------------------------------------------------------------
 
 
-def _by_its_backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+def _by_its_backend(
+    module: fx.GraphModule, inputs: Sequence[Any], passing: frozenset[int] = frozenset()
+) -> Graph:
     """What it cannot compile has to raise: a fallback of its own would go unseen."""
     run: Graph = _backend()(module, list(inputs), options={"fallback_execution": False})
     return run
@@ -59,7 +61,9 @@ def _by_tracing(request: Request) -> Compiled:
     known = {id(request.example_inputs[i]) for i in request.stays}
     core, transferred = _core(request.move_to), request.transferred
 
-    def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+    def compile_graph(
+        module: fx.GraphModule, inputs: Sequence[Any], passing: frozenset[int]
+    ) -> Graph:
         stays = [i for i, value in enumerate(inputs) if id(value) in known]
         return _Traced(module, stays, core, transferred, inputs)
 

@@ -44,8 +44,11 @@ def compile(request: Request) -> Compiled:
     return elsewhere.compile(request, there)
 
 
-def _by_torch_tpu(module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
-    """The compiler that torch_tpu registers under the name of its device."""
+def _by_torch_tpu(
+    module: fx.GraphModule, inputs: Sequence[Any], passing: frozenset[int] = frozenset()
+) -> Graph:
+    """The compiler that torch_tpu registers under the name of its device, which decides by itself
+    what it overwrites."""
     from torch._dynamo import lookup_backend
 
     compile_graph: Any = lookup_backend("tpu")

@@ -116,7 +116,10 @@ def _has_kernel(op: Any) -> bool:
 
 
 def _compile_graph(
-    left_to_eager: Callable[[Reason], None], module: fx.GraphModule, inputs: Sequence[Any]
+    left_to_eager: Callable[[Reason], None],
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    passing: frozenset[int],
 ) -> Graph:
     static, tensors = with_sizes(module, inputs)
 
@@ -124,7 +127,8 @@ def _compile_graph(
         text = f"XLA has no kernel for {node.target}; torch computes it on the CPU"
         left_to_eager(Reason("op-unsupported", text, place(node)))
 
-    run = xla_graph.compile(static, tensors, left_out)
+    donated = [inputs[position] for position in passing]
+    run = xla_graph.compile(static, tensors, donated, left_out)
     if len(tensors) == len(inputs):
         return run
     return lambda *args: run(*(arg for arg in args if isinstance(arg, torch.Tensor)))

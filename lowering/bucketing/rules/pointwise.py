@@ -24,7 +24,6 @@ assert NEUTRAL.keys() >= _DIVISIONS
     "aten.clone.default",
     "aten.alias.default",
     "aten.detach.default",
-    "aten.lift_fresh_copy.default",
     "aten._to_copy.default",
     "aten.masked_fill.Scalar",
     "aten.masked_fill.Tensor",

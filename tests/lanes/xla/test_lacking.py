@@ -92,8 +92,8 @@ def test_strict_makes_it_an_error() -> None:
     torch.testing.assert_close(other(torch.ones(3)), torch.tensor(6.0))
 
 
-def test_sizes_that_the_data_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_the_data_decides() -> None:
     fast = torch.compile(lambda x: x.nonzero() * 2, backend="unified")
     x = torch.tensor([0.0, 1.0, 2.0])
     with pytest.warns(UnifiedWarning, match="depends on the data"):

@@ -192,3 +192,31 @@ def test_many_sizes_of_a_dynamic_graph() -> None:
             x = torch.randn(size, 8)
             torch.testing.assert_close(fast(x), model(x).softmax(0) * size)
     assert ran(fast) == [{"torch_xla": 5}]
+
+
+def test_what_passes_through_gives_its_memory_and_parameters_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch_xla import _XLAC
+
+    given: list[tuple[int, ...]] = []
+    donate = _XLAC._set_buffer_donation
+
+    def watched(tensor: torch.Tensor, value: bool) -> bool:
+        given.append(tuple(tensor.shape))
+        return bool(donate(tensor, value))
+
+    monkeypatch.setattr(_XLAC, "_set_buffer_donation", watched)
+    layer = nn.Linear(8, 8).eval()
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, same: torch.Tensor) -> Any:
+        return layer(x) @ weight, same
+
+    fast = compiled(fn)
+    x, same = torch.randn(3, 8), torch.randn(2)
+    with torch.no_grad():
+        for weight in (torch.randn(8, 8), layer.weight, layer.weight):
+            torch.testing.assert_close(fast(x, weight, same), fn(x, weight, same))
+    assert (3, 8) in given and (2,) not in given
+    assert given.count((8, 8)) <= 1 + len(kernel_dispatch.report(fast))
+    assert all(set(one) == {"torch_xla"} for one in ran(fast))
