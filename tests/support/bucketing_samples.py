@@ -212,7 +212,6 @@ POSITIONS = [
         constant_pad_nd=lambda x: F.pad(x, (0, 0, 0, 2)).sum((0, 1)),
         flipped=lambda x: x.flip(-1) + x.roll(1, -1),
         diagonal=lambda x: (x @ x.transpose(1, 2)).tril() + (x @ x.transpose(1, 2)).triu(1),
-        diagonal_of_length=lambda x: torch.ones(x.shape[1], 20).triu(x.shape[1] - 2),
     ),
     *_of("B M", "B L", cat_two=lambda x, y: torch.cat([x, y, x], 1).cumsum(1)),
     *_of("L", "M", behind_the_other=lambda x, y: torch.cat([x, y])[x.shape[0] :] * 2),
