@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import bucketing
-from lowering.bucketing import Bucketed, Bucketing
 from lowering.contract import Compiled, Graph, Request
 from lowering.fixed_sizes import demand_known_sizes, symbolic_dimensions
 from lowering.graphs import clone
@@ -115,16 +113,17 @@ class _Journey:
         if self.request.only_plan is not None:
             self.request.only_plan(module, or_at_home)
             return make_boxed_func(module.forward)
-        found = self._bucketing(module, inference=results is None and not or_at_home)
-        if found is None:
-            return make_boxed_func(_Part(self, module, results, or_at_home))
-        of_bucket = lambda graph, padded: _Part(self, graph, None, False)  # noqa: E731
-        return make_boxed_func(Bucketed(found, of_bucket, self.request.buckets or None))
+        inference = results is None and not or_at_home
+        return make_boxed_func(
+            self._in_buckets(module, inference) or _Part(self, module, results, or_at_home)
+        )
 
-    def _bucketing(self, module: fx.GraphModule, inference: bool) -> Bucketing | None:
-        """How to round the sizes of this graph up, where the user wants that and it is safe."""
+    def _in_buckets(self, module: fx.GraphModule, inference: bool) -> Graph | None:
+        """The graph with its sizes rounded up, where the user wants that and it is safe."""
         if self.request.buckets is None or not symbolic_dimensions(module):
             return None
+        from lowering import bucketing  # sympy, which it needs, takes its time to load
+
         found = (
             bucketing.plan(module)
             if inference
@@ -133,7 +132,8 @@ class _Journey:
         if isinstance(found, Reason):
             self.notes.append(f"compiled for each size: {found}")
             return None
-        return found
+        of_bucket = lambda graph, padded: _Part(self, graph, None, False)  # noqa: E731
+        return bucketing.Bucketed(found, of_bucket, self.request.buckets or None)
 
     def passes(self, value: Any) -> bool:
         """Does it go there for one call only?"""
