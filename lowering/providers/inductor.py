@@ -54,9 +54,11 @@ def compile(request: Request) -> Compiled:
     regions = list(ordered)
     more: dict[str, Any] = {}
     inner_compile: Any = compile_fx_inner
-    if request.region_rows or request.only_plan is not None:
+    takes_regions, autocast = bool(request.region_rows or request.only_plan), _autocast(request)
+    if takes_regions or autocast:
         users = config.get("post_grad_custom_pre_pass")
-        config["post_grad_custom_pre_pass"] = _in_cache_keys(request, users)
+        config["post_grad_custom_pre_pass"] = _in_cache_keys(request, autocast, users)
+    if takes_regions:
         inner_compile = _with_regions(request, regions)
     if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
         more["decompositions"] = vocabulary.table()
@@ -123,9 +125,18 @@ def _never_run(module: fx.GraphModule, request: Request, backward: bool) -> Any:
     return make_boxed_func(module.forward)
 
 
-def _in_cache_keys(request: Request, users: Any) -> Any:
-    """The user's own pass or one that does nothing; by its uuid the regions are part of every cache
-    key."""
+def _autocast(request: Request) -> str:
+    """The dtypes of autocast around the graph, as words; empty without it. Torch up to 2.11 has in
+    its cache keys whether there is any, and gives a bfloat16 graph to who wants float16."""
+    devices = {one.device.type for one in request.example_inputs if isinstance(one, torch.Tensor)}
+    kinds = [kind for kind in sorted(devices | {"cpu"}) if torch.amp.is_autocast_available(kind)]
+    inside = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+    return " ".join(f"{kind}: {torch.get_autocast_dtype(kind)}" for kind in inside)
+
+
+def _in_cache_keys(request: Request, autocast: str, users: Any) -> Any:
+    """The user's own pass or one that does nothing; by its uuid the regions and the dtypes of
+    autocast are part of every cache key."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class RegionsWereLowered(CustomGraphPass):
@@ -134,7 +145,7 @@ def _in_cache_keys(request: Request, users: Any) -> Any:
                 users(graph)
 
         def uuid(self) -> Any:
-            mine = region_pass.uuid(request)
+            mine = f"{region_pass.uuid(request)} {autocast}".rstrip()
             if users is None:
                 return mine
             theirs = getattr(users, "uuid", lambda: None)()
