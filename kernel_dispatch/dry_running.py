@@ -130,6 +130,8 @@ def _lower(found: PlannedGraph, request: Request) -> None:
     with _assumed(found.device), _backward_at_once():
         compiled = provider.compile(request)
         found.regions, found.run = compiled.regions, compiled.run
+        if request.training and not _can_lower_backward():
+            found.note = "the forward only: what computes the backward is known when it is called"
         if found.architecture is not None:
             modules = [module for module, _ in lowered]
             found.kernels = kernels_of(modules, found.architecture)
@@ -193,6 +195,14 @@ def _backward_at_once() -> Iterator[None]:
     """Nobody will call backward(): it is traced and lowered with the forward."""
     import torch._functorch.config as functorch
 
-    lazy = "force_non_lazy_backward_lowering"
-    with functorch.patch({lazy: True}) if hasattr(functorch, lazy) else contextlib.nullcontext():
+    with functorch.patch({_LAZY: True}) if _can_lower_backward() else contextlib.nullcontext():
         yield
+
+
+_LAZY = "force_non_lazy_backward_lowering"
+
+
+def _can_lower_backward() -> bool:
+    import torch._functorch.config as functorch
+
+    return hasattr(functorch, _LAZY)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.support import torches
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of
 from tests.support.numerics import assert_contract
@@ -82,6 +83,9 @@ def test_masks() -> None:
 
 
 def test_grouped_heads() -> None:
+    if why := torches.no_fused_grouped_heads():
+        pytest.skip(why)
+
     def each(*inputs: Tensor) -> list[Tensor]:
         q, k, v = inputs[:3]
         step, keys, values = inputs[3:]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.support import torches
 from tests.support.compiling import every_row_applies
 from tests.support.modules import Of, used, weight
 from tests.support.numerics import assert_contract
@@ -76,6 +77,8 @@ def test_kinds(place: str, batch: int) -> None:
     hold(compiled, model, image(batch), where="contiguous")
     assert_regions(compiled, ("convolution", provider_at(place), len(KINDS), len(KINDS)))
     if batch == 3:
+        if why := torches.pads_otherwise_than_it_says():
+            pytest.skip(why)
         innermost = image(batch).contiguous(memory_format=torch.channels_last)
         hold(compiled, model, innermost, where="channels last")
         assert count(compiled, place) == 2 * len(KINDS)
