@@ -168,42 +168,62 @@ class _Part:
         self, journey: _Journey, module: fx.GraphModule, results: int | None, or_at_home: bool
     ) -> None:
         self._journey, self._module, self._or_at_home = journey, module, or_at_home
-        self._results = _results(module, results)
+        self._homes, self._dtypes = _homes(module, results), _dtypes(module)
+        self._casts: list[tuple[int, Any]] | None = None
         self._random = draws_random_numbers(module)
         self._dynamic = symbolic_dimensions(module)
         self._moved: fx.GraphModule | None = None
         self._passing: frozenset[int] | None = None  # what a program may overwrite
+        self._given_up = False
         self._by_sizes: dict[tuple[Any, ...], Graph] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
+        if self._given_up:
+            return self._at_home(args)
+        try:
+            if self._journey.request.move_to is None:
+                return self._in_dtypes(self._for(args)(*args))
+            with torch.no_grad():
+                return self._there_and_back(args)
+        except Exception as error:
+            failed_later = self._journey.request.failed_later
+            if not self._or_at_home or failed_later is None:
+                raise
+            failed_later(error)
+            self._given_up = True
+            return self._at_home(args)
+
+    def _there_and_back(self, args: Sequence[Any]) -> Any:
         journey = self._journey
-        with torch.no_grad():
-            if (passing := self._passing) is None:
-                passing = frozenset(i for i, arg in enumerate(args) if journey.passes(arg))
-                self._passing = passing
-            inputs = [journey.to_there(arg, i in passing) for i, arg in enumerate(args)]
-            try:
-                run = self._for(inputs)
-                if self._random and journey.there.seed is not None:
-                    journey.there.seed(int(torch.randint(2**62, ())))
-                outputs = run(*inputs)
-            except Exception as error:
-                failed_later = journey.request.failed_later
-                if not self._or_at_home or failed_later is None:
-                    raise
-                failed_later(error)
-                outputs = self._at_home(inputs)
-            return [
-                journey.home(_as(value, dtype), home)
-                for value, (home, dtype) in zip(outputs, self._results, strict=True)
+        if (passing := self._passing) is None:
+            passing = frozenset(i for i, arg in enumerate(args) if journey.passes(arg))
+            self._passing = passing
+        inputs = [journey.to_there(arg, i in passing) for i, arg in enumerate(args)]
+        run = self._for(inputs)
+        if self._random and journey.there.seed is not None:
+            journey.there.seed(int(torch.randint(2**62, ())))
+        outputs = self._in_dtypes(run(*inputs))
+        return [journey.home(value, home) for value, home in zip(outputs, self._homes, strict=True)]
+
+    def _in_dtypes(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """As the graph says: XLA gives some indices in 32 bits, the same ones at each call."""
+        if self._casts is None:
+            self._casts = [
+                (position, dtype)
+                for position, (value, dtype) in enumerate(zip(outputs, self._dtypes, strict=True))
+                if isinstance(value, torch.Tensor) and dtype not in (None, value.dtype)
             ]
+        if self._casts:
+            outputs = list(outputs)
+            for position, dtype in self._casts:
+                outputs[position] = outputs[position].to(dtype)
+        return outputs
 
     def _for(self, inputs: Sequence[Any]) -> Graph:
-        sizes = (
-            *(value for value in inputs if not isinstance(value, torch.Tensor)),
-            *(inputs[position].shape[dimension] for position, dimension in self._dynamic),
-        )
+        sizes = tuple([value for value in inputs if not isinstance(value, torch.Tensor)])
+        if self._dynamic:
+            sizes += tuple(inputs[position].shape[dim] for position, dim in self._dynamic)
         if (found := self._by_sizes.get(sizes)) is None:
             with self._lock:
                 found = self._by_sizes.get(sizes) or self._compiled(inputs)
@@ -216,34 +236,32 @@ class _Part:
             self._moved = retarget(self._module, there.device)
         return there.compile(clone(self._moved), inputs, self._passing or frozenset())
 
-    def _at_home(self, inputs: Sequence[Any]) -> Any:
+    def _at_home(self, args: Sequence[Any]) -> Any:
         """Op by op on the caller's device, for a backward: no eager can take over from it."""
-        home = next((device for device, _ in self._results if device is not None), None)
-        return self._module.forward(*(self._journey.home(value, home) for value in inputs))
+        home = next(filter(None, self._homes), None)
+        with torch.no_grad():
+            return self._module.forward(*(self._journey.home(value, home) for value in args))
 
 
-_Result = tuple[torch.device | None, torch.dtype | None]
-
-
-def _results(module: fx.GraphModule, visible: int | None) -> list[_Result]:
-    """Where each output belongs, None for what stays there for the backward; and its dtype."""
+def _values(module: fx.GraphModule) -> list[Any]:
     (output,) = module.graph.find_nodes(op="output")
-    values = [
+    return [
         value.meta.get("val") if isinstance(value, fx.Node) else None for value in output.args[0]
     ]
+
+
+def _homes(module: fx.GraphModule, visible: int | None) -> list[torch.device | None]:
+    """Where each output belongs; None for what stays there for the backward."""
     return [
-        (value.device if visible is None or position < visible else None, value.dtype)
-        if isinstance(value, torch.Tensor)
-        else (None, None)
-        for position, value in enumerate(values)
+        value.device
+        if isinstance(value, torch.Tensor) and (visible is None or position < visible)
+        else None
+        for position, value in enumerate(_values(module))
     ]
 
 
-def _as(value: Any, dtype: torch.dtype | None) -> Any:
-    """XLA gives some indices in 32 bits."""
-    if dtype is None or not isinstance(value, torch.Tensor) or value.dtype == dtype:
-        return value
-    return value.to(dtype)
+def _dtypes(module: fx.GraphModule) -> list[torch.dtype | None]:
+    return [getattr(value, "dtype", None) for value in _values(module)]
 
 
 def draws_random_numbers(module: fx.GraphModule) -> bool:

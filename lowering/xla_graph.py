@@ -159,6 +159,7 @@ class _Program:
             for position, value in enumerate(returned)
             if not isinstance(value, fx.Node)
         }
+        self._as_they_come = self._order == list(range(len(returned)))
         output.args = (tuple(self._computed),)
         module.graph.eliminate_dead_code()
         module.recompile()
@@ -169,6 +170,8 @@ class _Program:
         assert run is not None
         results = run(*args)
         results = [results] if isinstance(results, torch.Tensor) else results
+        if self._as_they_come:
+            return results
         return [
             results[place] if place is not None else self._otherwise(position, args)
             for position, place in enumerate(self._order)
