@@ -328,7 +328,7 @@ def test_training_graphs_are_not_touched(place: str) -> None:
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
 def test_where_no_row_applies(level: str) -> None:
     """Not at O0, not for other dtypes, not when everyone is disabled."""
-    nobody = {"disable": ["mkldnn", "openmp", *_present("mkl", "nnpack")]}
+    nobody = {"disable": ["mkldnn", "openmp", *_present("mkl", "nnpack", "ipex")]}
     cases = [
         (mlp().double(), torch.randn(20, 64).double(), {}),
         (mlp(), torch.randn(20, 64), nobody),
