@@ -146,7 +146,7 @@ def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Mach
     ]
     return _Assessment(
         target,
-        providers=tuple(row.provider for row, no in answers if not no),
+        providers=tuple(dict.fromkeys(row.provider for row, no in answers if not no)),
         region_rows=tuple(row for row, no in regions if not no),
         # What this machine lacks, where the lack is all that stands in the provider's way.
         missing=tuple(
@@ -287,8 +287,10 @@ def _without_target(
 
 
 def _refused_wish(wished: str, refusals: list[Rejection]) -> tuple[Reason, ...]:
-    """Why nobody on the forced target takes the graph; first what all of them said."""
+    """Why nobody on the forced target takes the graph; first what all of them said, then what the
+    user did."""
     answers = [no.reasons for no in refusals if no.target == wished and no.region == GRAPH]
     shared = [code for code in CODES if all(code in {r.code for r in one} for one in answers)]
     reasons = (reason for one in answers for reason in one)
-    return tuple(sorted(reasons, key=lambda reason: reason.code not in shared))
+    order = lambda reason: (reason.code not in shared, reason.code != "provider-disabled")  # noqa: E731
+    return tuple(sorted(reasons, key=order))

@@ -17,12 +17,14 @@ from torch import fx
 
 from lowering.contract import Compiled, Graph, Request
 from lowering.fixed_sizes import demand_known_sizes, symbolic_dimensions
-from lowering.graphs import clone
+from lowering.graphs import clone, hint, place
 from lowering.packing import PackedWeights
 from lowering.reasons import Reason
 
 # Parameters and buffers that have moved, for all graphs of the process.
 _residents = PackedWeights()
+# XLA records what happens to its tensors in any thread, and a recording ends by dropping all of it.
+_one_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def compile(request: Request, there: There) -> Compiled:
 
     def forward(module: fx.GraphModule, inputs: Any) -> Graph:
         demand_known_sizes(module)
+        _demand_plain_memory(module)
         return journey.part(module, results.pop() if results else None)
 
     def backward(module: fx.GraphModule, inputs: Any) -> Graph:
@@ -169,22 +172,23 @@ class _Part:
     ) -> None:
         self._journey, self._module, self._or_at_home = journey, module, or_at_home
         self._homes, self._dtypes = _homes(module, results), _dtypes(module)
+        self._orders = _orders(module)
         self._casts: list[tuple[int, Any]] | None = None
         self._random = draws_random_numbers(module)
         self._dynamic = symbolic_dimensions(module)
         self._moved: fx.GraphModule | None = None
         self._passing: frozenset[int] | None = None  # what a program may overwrite
-        self._given_up = False
+        self._given_up = or_at_home and not _takes_as_strided(module, journey.request.failed_later)
+        self._travels = _leaves(module, journey.there.device.type)
         self._by_sizes: dict[tuple[Any, ...], Graph] = {}
-        self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         if self._given_up:
             return self._at_home(args)
         try:
-            if self._journey.request.move_to is None:
+            if not self._travels:
                 return self._in_dtypes(self._for(args)(*args))
-            with torch.no_grad():
+            with torch.no_grad(), _one_at_a_time:
                 return self._there_and_back(args)
         except Exception as error:
             failed_later = self._journey.request.failed_later
@@ -204,7 +208,10 @@ class _Part:
         if self._random and journey.there.seed is not None:
             journey.there.seed(int(torch.randint(2**62, ())))
         outputs = self._in_dtypes(run(*inputs))
-        return [journey.home(value, home) for value, home in zip(outputs, self._homes, strict=True)]
+        return [
+            _laid_out(journey.home(value, home), order)
+            for value, home, order in zip(outputs, self._homes, self._orders, strict=True)
+        ]
 
     def _in_dtypes(self, outputs: Sequence[Any]) -> Sequence[Any]:
         """As the graph says: XLA gives some indices in 32 bits, the same ones at each call."""
@@ -225,7 +232,7 @@ class _Part:
         if self._dynamic:
             sizes += tuple(inputs[position].shape[dim] for position, dim in self._dynamic)
         if (found := self._by_sizes.get(sizes)) is None:
-            with self._lock:
+            with _one_at_a_time:
                 found = self._by_sizes.get(sizes) or self._compiled(inputs)
                 self._by_sizes[sizes] = found
         return found
@@ -258,6 +265,64 @@ def _homes(module: fx.GraphModule, visible: int | None) -> list[torch.device | N
         else None
         for position, value in enumerate(_values(module))
     ]
+
+
+def _orders(module: fx.GraphModule) -> list[tuple[int, ...] | None]:
+    """For each output that is not laid out row by row: its dimensions, outermost first."""
+    return [_order(value) if isinstance(value, torch.Tensor) else None for value in _values(module)]
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...] | None:
+    strides = [hint(stride) for stride in value.stride()]
+    sizes = [hint(size) for size in value.shape]
+    order = sorted(range(value.dim()), key=lambda i: (-strides[i], -sizes[i], i))
+    large = [i for i in order if sizes[i] != 1]
+    return None if large == sorted(large) else tuple(order)
+
+
+def _laid_out(value: Any, order: tuple[int, ...] | None) -> Any:
+    """What comes home lies row by row. AOTAutograd and the code behind the graph rely on the layout
+    that was traced: they take views of it."""
+    if order is None or not isinstance(value, torch.Tensor) or value.dim() != len(order):
+        return value
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return value.permute(order).contiguous().permute(back)
+
+
+def _leaves(module: fx.GraphModule, device_type: str) -> bool:
+    """Is any tensor that goes in or comes out of another device?"""
+    inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    tensors = [one for one in (*inputs, *_values(module)) if isinstance(one, torch.Tensor)]
+    return any(one.device.type != device_type for one in tensors)
+
+
+def _demand_plain_memory(module: fx.GraphModule) -> None:
+    """`as_strided` looks at memory, and XLA takes all memory to be laid out row by row."""
+    for node in module.graph.nodes:
+        if "as_strided" not in str(node.target) or not node.all_input_nodes:
+            continue
+        values = [one.meta.get("val") for one in node.all_input_nodes]
+        for value in (one for one in values if isinstance(one, torch.Tensor)):
+            plain = _order(value) is None and not hint(value.storage_offset())
+            if not plain:
+                at = place(node)
+                raise NotImplementedError(
+                    f"{node.target} of a tensor that does not lie row by row in memory of its own"
+                    + (f" ({at})" if at else "")
+                )
+
+
+def _takes_as_strided(
+    module: fx.GraphModule, failed_later: Callable[[Exception], None] | None
+) -> bool:
+    """For a backward: nobody may raise out of its compilation."""
+    try:
+        _demand_plain_memory(module)
+    except NotImplementedError as error:
+        if failed_later is not None:
+            failed_later(error)
+        return False
+    return True
 
 
 def _dtypes(module: fx.GraphModule) -> list[torch.dtype | None]:

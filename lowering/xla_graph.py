@@ -189,7 +189,7 @@ class _Program:
         for tensor in donated:
             if id(tensor) not in passed and tensor.dim():  # XLA makes constants of some 0-d ones
                 torch_xla._XLAC._set_buffer_donation(tensor, True)
-        self._module.xla_args = args  # type: ignore[assignment]  # how the bridge takes them
+        self._module.xla_args = [*map(_stand_in, args)]  # type: ignore[assignment]  # how the bridge takes them
         with torch_xla.experimental.eager_mode_context(False):
             self._run = dynamo_bridge.extract_internal(self._module)
         return self
@@ -199,6 +199,18 @@ class _Program:
             return self._constants[position]
         index, copied = self._passed[position]
         return args[index].clone() if copied else args[index]
+
+
+def _stand_in(value: Any) -> Any:
+    """To record with in place of a scalar: torch_xla keeps scalars that it uploaded by their value,
+    so that one may be taken for a constant of the graph, or for another one, that is equal now."""
+    if not isinstance(value, torch.Tensor) or value.dim():
+        return value
+    import torch_xla
+
+    alone = value.detach().cpu().reshape(1).to(value.device).reshape(()).clone()
+    torch_xla._XLAC._xla_sync_multi([alone], [], True, False)
+    return alone
 
 
 def _passed_through(module: fx.GraphModule, returned: Sequence[Any]) -> dict[int, tuple[int, bool]]:

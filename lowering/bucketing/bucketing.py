@@ -53,13 +53,18 @@ class Bucketing:
 
     def at(self, key: Key) -> fx.GraphModule:
         """The graph for one bucket: fixed sizes only. Takes what `pad` gives."""
+        from torch._dynamo import config as dynamo_config
         from torch._guards import tracing
         from torch.fx.experimental.proxy_tensor import make_fx
 
         def run(*inputs: Any) -> list[torch.Tensor]:
             return self._outputs.computed(self._interpret(key, inputs))
 
-        with tracing(None), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        # Traced in the middle of a user's call: meanwhile, compiled functions in other threads run
+        # as plain Python. By default they would raise.
+        others = dynamo_config.patch(error_on_nested_fx_trace=False)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with others, tracing(None), fake, torch.no_grad():
             inputs = self._inputs.fakes(self._sizes(key))
             with fx.traceback.preserve_node_meta():
                 return make_fx(run)(*inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +24,13 @@ class Bucketed:
         self._compile = compile
         self._sizes = sizes
         self.compiled: dict[Key, Graph] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         key = self._bucketing.key(args, self._sizes)
         padded = self._bucketing.pad(args, key)
         if key not in self.compiled:
-            self.compiled[key] = self._compile(self._bucketing.at(key), padded)
+            with self._lock:
+                if key not in self.compiled:
+                    self.compiled[key] = self._compile(self._bucketing.at(key), padded)
         return self._bucketing.crop(self.compiled[key](*padded), args, key)

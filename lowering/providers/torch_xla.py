@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import elsewhere, xla_graph
+from lowering import elsewhere, strided_memory, xla_graph
 from lowering.contract import Compiled, Graph, Probe, Provider, Request
 from lowering.fixed_sizes import with_sizes
 from lowering.graphs import place
@@ -92,7 +92,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions, get_decompositions
 
     rules = {**core_aten_decompositions(), **get_decompositions([*_NOT_FIT])}
-    return {op: rule for op, rule in rules.items() if not _has_kernel(op)}
+    lacking = {op: rule for op, rule in rules.items() if not _has_kernel(op)}
+    return {**lacking, **strided_memory.RULES}
 
 
 # XLA's kernels of batch norm update the running variance without Bessel's correction, and their
