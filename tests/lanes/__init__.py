@@ -66,3 +66,4 @@ MAIN = (
     ),
     ("tests/models/test_models.py", "-k", "(decoder or cnn) and not encoder and not o3"),
 )
+SHORT = (MAIN[0], ("tests/lanes/window",))

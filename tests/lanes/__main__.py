@@ -17,7 +17,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lanes import BY_NAME, MAIN, ROOT, Lane
+from tests.lanes import BY_NAME, MAIN, ROOT, SHORT, Lane
 
 _PAUSE = 10  # seconds before the one retry of an index that did not answer
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not here:
             _install(lane)
         _say(f"lane {lane.name}: {_versions(lane)}; {_size(lane.folder)}")
-        return 0 if options.only_build else _test(lane, options.workers)
+        return 0 if options.only_build else _test(lane, options.workers, options.short)
     finally:
         if options.remove and not here:
             shutil.rmtree(lane.folder, ignore_errors=True)
@@ -48,6 +48,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=__doc__)
     parser.add_argument("lane", choices=sorted(BY_NAME))
     parser.add_argument("--only-build", action="store_true", help="run no tests")
+    parser.add_argument(
+        "--short", action="store_true", help="of the main suite the quick tier and the window only"
+    )
     parser.add_argument(
         "--remove", action="store_true", help="remove the environment if this run made it"
     )
@@ -126,11 +129,11 @@ def _size(folder: Path) -> str:
 # --- the tests ------------------------------------------------------------------------------------
 
 
-def _test(lane: Lane, workers: int) -> int:
+def _test(lane: Lane, workers: int, short: bool) -> int:
     """What every torch has to pass, then what only this lane can run."""
     start = time.monotonic()
     spread = ["-n", str(workers), "--dist", "loadfile"]
-    runs = [[*spread, *arguments] for arguments in MAIN]
+    runs = [[*spread, *arguments] for arguments in (SHORT if short else MAIN)]
     if lane.tests.is_dir():
         runs.append([*spread, str(lane.tests.relative_to(ROOT))])
     codes = [_pytest(lane, arguments) for arguments in runs]
