@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowering import strided_memory
 from lowering.contract import Compiled, Graph, Request
 from lowering.fixed_sizes import demand_known_sizes, symbolic_dimensions
-from lowering.graphs import clone, hint, place
+from lowering.graphs import clone
 from lowering.packing import PackedWeights
 from lowering.reasons import Reason
 
@@ -55,7 +56,7 @@ def compile(request: Request, there: There) -> Compiled:
 
     def forward(module: fx.GraphModule, inputs: Any) -> Graph:
         demand_known_sizes(module)
-        _demand_plain_memory(module)
+        strided_memory.demand_plain_memory(module)
         return journey.part(module, results.pop() if results else None)
 
     def backward(module: fx.GraphModule, inputs: Any) -> Graph:
@@ -209,7 +210,7 @@ class _Part:
             journey.there.seed(int(torch.randint(2**62, ())))
         outputs = self._in_dtypes(run(*inputs))
         return [
-            _laid_out(journey.home(value, home), order)
+            strided_memory.laid_out(journey.home(value, home), order)
             for value, home, order in zip(outputs, self._homes, self._orders, strict=True)
         ]
 
@@ -269,24 +270,10 @@ def _homes(module: fx.GraphModule, visible: int | None) -> list[torch.device | N
 
 def _orders(module: fx.GraphModule) -> list[tuple[int, ...] | None]:
     """For each output that is not laid out row by row: its dimensions, outermost first."""
-    return [_order(value) if isinstance(value, torch.Tensor) else None for value in _values(module)]
-
-
-def _order(value: torch.Tensor) -> tuple[int, ...] | None:
-    strides = [hint(stride) for stride in value.stride()]
-    sizes = [hint(size) for size in value.shape]
-    order = sorted(range(value.dim()), key=lambda i: (-strides[i], -sizes[i], i))
-    large = [i for i in order if sizes[i] != 1]
-    return None if large == sorted(large) else tuple(order)
-
-
-def _laid_out(value: Any, order: tuple[int, ...] | None) -> Any:
-    """What comes home lies row by row. AOTAutograd and the code behind the graph rely on the layout
-    that was traced: they take views of it."""
-    if order is None or not isinstance(value, torch.Tensor) or value.dim() != len(order):
-        return value
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return value.permute(order).contiguous().permute(back)
+    return [
+        strided_memory.order_of(value) if isinstance(value, torch.Tensor) else None
+        for value in _values(module)
+    ]
 
 
 def _leaves(module: fx.GraphModule, device_type: str) -> bool:
@@ -296,28 +283,12 @@ def _leaves(module: fx.GraphModule, device_type: str) -> bool:
     return any(one.device.type != device_type for one in tensors)
 
 
-def _demand_plain_memory(module: fx.GraphModule) -> None:
-    """`as_strided` looks at memory, and XLA takes all memory to be laid out row by row."""
-    for node in module.graph.nodes:
-        if "as_strided" not in str(node.target) or not node.all_input_nodes:
-            continue
-        values = [one.meta.get("val") for one in node.all_input_nodes]
-        for value in (one for one in values if isinstance(one, torch.Tensor)):
-            plain = _order(value) is None and not hint(value.storage_offset())
-            if not plain:
-                at = place(node)
-                raise NotImplementedError(
-                    f"{node.target} of a tensor that does not lie row by row in memory of its own"
-                    + (f" ({at})" if at else "")
-                )
-
-
 def _takes_as_strided(
     module: fx.GraphModule, failed_later: Callable[[Exception], None] | None
 ) -> bool:
     """For a backward: nobody may raise out of its compilation."""
     try:
-        _demand_plain_memory(module)
+        strided_memory.demand_plain_memory(module)
     except NotImplementedError as error:
         if failed_later is not None:
             failed_later(error)
