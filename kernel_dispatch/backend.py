@@ -20,7 +20,7 @@ from kernel_dispatch.reporting import GraphReport
 from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
 from kernel_dispatch.thread_count import with_threads
-from lowering import machine, packing, providers, ranking, targets
+from lowering import layouts, machine, packing, providers, ranking, targets
 from lowering.contract import Compiled, Graph, Request
 from lowering.errors import UnifiedError, UnifiedWarning
 from lowering.graphs import clone, first_place, lean_clone
@@ -172,6 +172,7 @@ def _open(
     )
     for name in sorted(set(unknown_kwargs) - {"name"}):
         record.notes.append(str(Reason("unexpected-kwargs", f"torch passed {name}=, not used")))
+    record.notes += layouts.copies_in(gm.graph)
     _say_what_falls_short(record, version)
     return record
 

@@ -26,6 +26,10 @@ class StrictModeError(UnifiedError, RuntimeError):
     """Something would have fallen back and `strict` forbids it."""
 
 
+class OperandError(UnifiedError, ValueError):
+    """An argument of an operation does not fit: its rank, sizes, dtype, device or layout."""
+
+
 class RegistrationError(UnifiedError, ValueError):
     """A third-party target whose record is malformed or whose name is taken."""
 

@@ -55,13 +55,14 @@ def dump(module: fx.GraphModule, folder: str) -> None:
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_OURS = Path(__file__).parent  # lowering.ops is called by the user's code, as torch is
 
 
 def place(node: fx.Node) -> str:
-    """The user's own `file:line` of a node: the innermost frame outside of torch."""
+    """The user's own `file:line` of a node: the innermost frame outside of torch and of here."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for file, line in reversed(frames):
-        if "/torch/" not in file.replace("\\", "/"):
+        if "/torch/" not in file.replace("\\", "/") and Path(file).parent != _OURS:
             return f"{file}:{line}"
     return ":".join(frames[-1]) if frames else ""
 
