@@ -60,21 +60,23 @@ kd::Epilogue epilogue_of(const float* bias, const Beside& before, const Beside& 
 
 // --- linear: act(x @ weight.T + bias + before) * times + after ----------------------------------
 
-kd::PackedPtr packed_linear(const Tensor& weight) {
-  return kd::weights().get({weight}, 0, [&] {
-    const int64_t n = weight.size(0), k = weight.size(1);
+// The weight is (out, in), or (in, out) as in `x @ weight`.
+kd::PackedPtr packed_linear(const Tensor& weight, bool in_out) {
+  return kd::weights().get({weight}, in_out ? 1 : 0, [&] {
+    const int out = in_out ? 1 : 0, in = 1 - out;
+    const int64_t n = weight.size(out), k = weight.size(in);
     const Tensor floats = weight.detach().to(at::kFloat);
     auto packed = std::make_shared<kd::Packed>(kd::packed_size(k, n));
-    kd::pack_b(packed->weight.data(), floats.const_data_ptr<float>(), k, n, floats.stride(1),
-               floats.stride(0), threads());
+    kd::pack_b(packed->weight.data(), floats.const_data_ptr<float>(), k, n, floats.stride(in),
+               floats.stride(out), threads());
     return packed;
   });
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
               const OptionalTensor& before, const OptionalTensor& times,
-              const OptionalTensor& after, int64_t act, double a, double b) {
-  const int64_t k = weight.size(1), n = weight.size(0);
+              const OptionalTensor& after, int64_t act, double a, double b, bool in_out) {
+  const int64_t k = weight.size(in_out ? 0 : 1), n = weight.size(in_out ? 1 : 0);
   const Tensor rows = x.contiguous();
   at::DimVector shape(x.sizes());
   shape.back() = n;
@@ -85,7 +87,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
   const Beside left(before, plain), factor(times, plain), right(after, plain);
   const Tensor floats = as_float(or_undefined(bias));
   const float* bias_data = floats.defined() ? floats.const_data_ptr<float>() : nullptr;
-  const auto packed = packed_linear(weight);
+  const auto packed = packed_linear(weight, in_out);
   kd::gemm(m, n, k, rows.const_data_ptr<float>(), k, packed->weight.data(),
            out.mutable_data_ptr<float>(), n,
            epilogue_of(bias_data, left, factor, right, n, act, a, b), threads());
@@ -256,7 +258,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
 TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
   library.def(
       "openmp_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? before, Tensor? times, "
-      "Tensor? after, int act, float a, float b) -> Tensor");
+      "Tensor? after, int act, float a, float b, bool in_out=False) -> Tensor");
   library.def(
       "openmp_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? norm_weight, "
       "Tensor? norm_bias, Tensor? mean, Tensor? var, float eps, int[] stride, int[] padding, "

@@ -10,8 +10,19 @@ import torch
 Optional = torch.Tensor | None
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def _linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    before: Optional,
+    times: Optional,
+    after: Optional,
+    act: int,
+    a: float,
+    b: float,
+    in_out: bool = False,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[1 if in_out else 0]))
 
 
 def _convolution(

@@ -161,7 +161,7 @@ def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
 
 
 def _refuses_linear(match: Linear) -> str:
-    return cannot_load()
+    return "ipex takes weights that are stored as (out, in)" if match.in_out else cannot_load()
 
 
 # --- convolution ----------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ def _refuses(match: Linear) -> str:
     parts = [match.weight, *([] if match.bias is None else [match.bias])]
     if any(part.meta["val"].dtype != match.dtype for part in parts):
         return "mkl takes weights in the dtype that is computed in"
+    if match.in_out:
+        return "mkl takes weights that are stored as (out, in)"
     return ""
 
 

@@ -50,8 +50,8 @@ _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 # --- linear ---------------------------------------------------------------------------------------
 
 _library.define(
-    "mkldnn_linear(Tensor input, Tensor weight, Tensor? bias, str activation, float a, float b)"
-    " -> Tensor"
+    "mkldnn_linear(Tensor input, Tensor weight, Tensor? bias, str activation, float a, float b, "
+    "bool in_out=False) -> Tensor"
 )
 
 
@@ -62,16 +62,17 @@ def _linear(
     activation: str,
     a: float,
     b: float,
+    in_out: bool = False,
 ) -> torch.Tensor:
     dtype = input.dtype
     if bias is not None:
         bias = bias.to(dtype)
     if not input.numel() or not weight.numel():  # oneDNN has no empty products
         observing.region_ran("linear", "eager")
-        out = torch.nn.functional.linear(input, weight.to(dtype), bias)
+        out = torch.nn.functional.linear(input, _out_in(weight, in_out).to(dtype), bias)
         return _activated(out, activation, a, b)
     observing.region_ran("linear", "mkldnn")
-    packed = weights.get((weight,), dtype, lambda: _pack_linear(weight, dtype))
+    packed = weights.get((weight,), (dtype, in_out), lambda: _pack_linear(weight, dtype, in_out))
     name, algorithm = _ATTRIBUTES[activation]
     numbers = [a, b][: _NUMBERS.get(activation, 0)]
     return torch.ops.mkldnn._linear_pointwise(
@@ -79,13 +80,25 @@ def _linear(
     )
 
 
-def _pack_linear(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    plain = weight.detach().to(dtype).contiguous()
+def _pack_linear(weight: torch.Tensor, dtype: torch.dtype, in_out: bool) -> torch.Tensor:
+    plain = _out_in(weight.detach(), in_out).to(dtype).contiguous()
     return torch.ops.mkldnn._reorder_linear_weight(plain, None)
 
 
-def linear_meta(input: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
-    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+def _out_in(weight: torch.Tensor, in_out: bool) -> torch.Tensor:
+    return weight.t() if in_out else weight
+
+
+def linear_meta(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    a: float,
+    b: float,
+    in_out: bool = False,
+) -> torch.Tensor:
+    return input.new_empty((*input.shape[:-1], weight.shape[1 if in_out else 0]))
 
 
 _library.impl("mkldnn_linear", _linear, "CPU")
@@ -115,7 +128,7 @@ def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
     act = epilogue.activation
     return graph.call_function(
         torch.ops.kernel_dispatch.mkldnn_linear.default,
-        (match.input, match.weight, match.bias, act.name, float(act.a), float(act.b)),
+        (match.input, match.weight, match.bias, act.name, float(act.a), float(act.b), match.in_out),
     )
 
 

@@ -35,7 +35,8 @@ def probe() -> Probe:
 def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
     head = (widened(graph, match.input), match.weight, match.bias)
     new = graph.call_function(
-        torch.ops.kernel_dispatch.openmp_linear.default, (*head, *_tail(graph, epilogue))
+        torch.ops.kernel_dispatch.openmp_linear.default,
+        (*head, *_tail(graph, epilogue), match.in_out),
     )
     return narrowed(graph, new, match.dtype)
 

@@ -1,13 +1,14 @@
 """The linear region: `x @ weight.T (+ bias)` with a weight that stays, and what may follow it.
 
-Hand-written modules match as well as nn.Linear, because both have become mm or addmm here.
+Hand-written modules match as well as nn.Linear, because both have become mm or addmm here. So do
+weights that are stored the other way round, for `x @ weight`, as GPT-2 has them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ class Linear:
 
     node: fx.Node
     input: fx.Node
-    weight: fx.Node  # (out, in), a graph input that does not change from call to call
+    weight: fx.Node  # a graph input that does not change from call to call
     bias: fx.Node | None
+    in_out: bool = False  # is the weight stored as (in, out)? else as (out, in)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -37,6 +39,12 @@ class Linear:
     @property
     def rows(self) -> int:
         return math.prod(hint(size) for size in self.input.meta["val"].shape[:-1])
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many values a row has before and after."""
+        first, second = self.weight.meta["val"].shape
+        return (first, second) if self.in_out else (second, first)
 
     @property
     def casts_weight(self) -> bool:
@@ -67,14 +75,17 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Linear]:
         else:
             continue
         weight, bias = _weight_of(right), under_cast(bias)
+        in_out = weight is None
+        weight = under_cast(right) if in_out else weight
         if weight not in stays or not stays.or_none(bias):
             continue
         if bias is None or same_sizes(bias.meta["val"].shape, node.meta["val"].shape[-1:]):
-            yield _with_bias(_in_full_rank(Linear(node, left, weight, bias)))
+            yield _with_bias(_in_full_rank(Linear(node, left, weight, bias, in_out)))
 
 
 def _weight_of(right: fx.Node) -> Any:
-    """The (out, in) matrix; its conversion stands before the transpose or behind it."""
+    """The (out, in) matrix whose transpose this is, or None. Its conversion stands before the
+    transpose or behind it."""
     plain = transposed_from(right)
     return under_cast(plain) if plain is not None else transposed_from(under_cast(right))
 
@@ -87,12 +98,12 @@ def _in_full_rank(match: Linear) -> Linear:
         return match
     full = flattened.args[0]
     before, after = full.meta["val"], user.meta["val"]
-    outer, inner = match.weight.meta["val"].shape
+    inner, outer = match.sizes
     if not before.dim() or not same_sizes(before.shape, (*after.shape[:-1], inner)):
         return match
     if not same_sizes(after.shape[-1:], (outer,)):
         return match
-    return Linear(user, full, match.weight, match.bias)
+    return replace(match, node=user, input=full)
 
 
 def _is_view(node: object) -> bool:
@@ -115,4 +126,4 @@ def _with_bias(match: Linear) -> Linear:
     same = value.dtype == bias.dtype == sum_.dtype and same_sizes(value.shape, sum_.shape)
     if not same or not same_sizes(bias.shape, value.shape[-1:]):
         return match
-    return Linear(user, match.input, match.weight, other)
+    return replace(match, node=user, bias=other)

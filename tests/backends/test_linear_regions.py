@@ -60,6 +60,33 @@ def test_spellings(place: str) -> None:
 
 
 @places()
+def test_weights_stored_the_other_way_round(place: str) -> None:
+    """As GPT-2 stores them; one weight may serve both ways, and a change shows in both."""
+
+    def spelled(m: Any, x: Tensor) -> list[Tensor]:
+        rows = x.view(-1, x.size(-1))
+        return [
+            torch.addmm(m.b, rows, m.w).view(*x.shape[:-1], 40),
+            functional.gelu(x @ m.w + m.b),
+            rows @ m.w,
+            x @ m.square,
+            functional.linear(x, m.square),
+            rows @ m.strided,
+        ]
+
+    strided = nn.Parameter(torch.randn(40, 48)[:, ::2].t())
+    model = Of(spelled, w=weight(24, 40), b=weight(40), square=weight(24, 24), strided=strided)
+    compiled, x = compile_in(place, model), torch.randn(2, 5, 24)
+    before = hold(compiled, model, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    after = hold(compiled, model, x, where="changed")
+    assert not any(map(torch.equal, before, after))
+    assert_regions(compiled, ("linear", provider_at(place), 6, 12), besides="")
+
+
+@places()
 def test_numbers_of_other_spellings(place: str) -> None:
     """Whether they are taken or not."""
 
