@@ -53,6 +53,9 @@ format: $(READY)  ## put format and generated documentation right
 	$(BIN)/ruff check --fix .
 	$(BIN)/python docs/generate.py
 
+docs: $(READY)  ## the documentation as a site, in site/: strict about links, without network; seconds
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(READY)  ## the core set: JSON, CSV and a page under benchmark-results; a quarter of an hour
 	mkdir -p benchmark-results
 	$(BIN)/python -m kernel_dispatch bench core --levels O0,O1,O2,O3 --seconds 1 \
