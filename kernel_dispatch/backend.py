@@ -16,6 +16,7 @@ from kernel_dispatch import caches, calibration, debug, devices, dynamo, placeme
 from kernel_dispatch.callables import origin
 from kernel_dispatch.facts import GraphFacts, collect, nothing_known
 from kernel_dispatch.guard import Guard
+from kernel_dispatch.registry import policy
 from kernel_dispatch.reporting import GraphReport
 from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
@@ -250,6 +251,8 @@ def _ranking(record: GraphReport) -> ranking.Orders:
     rows, settings = record.plan.region_rows, record.settings
     if not rows or record.facts.training or record.target != "cpu":
         return {}
+    if policy.effect(settings.provider, record.target):
+        return {}  # one was chosen: who is faster is not the question
     worth = settings.level >= Level.O2 and record.facts.work().flops >= _WORTH_MEASURING_FLOPS
     rates = calibration.current(settings, auto=worth) or prior(machine.cpu())
     return ranking.orders(rates, rows)
@@ -265,7 +268,8 @@ def _resident(gm: fx.GraphModule, facts: GraphFacts) -> tuple[int, ...]:
 def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphReport) -> Request:
     settings, target = record.settings, targets.find(record.plan.target)
     wanted = target.inductor_config if target is not None else None
-    config = wanted(settings.level) if wanted is not None else {}
+    config = {**wanted(settings.level)} if wanted is not None else {}
+    config |= policy.inductor_config(settings.provider, record.plan.target, settings.level)
     return Request(
         graph=gm,
         example_inputs=example_inputs,

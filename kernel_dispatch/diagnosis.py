@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_dispatch import __version__, calibrate_command
+from kernel_dispatch.config.backend_file import BackendFile
 from kernel_dispatch.settings import OPTIONS
 from lowering.contract import Probe, Provider, Target
 from lowering.levels import Level
@@ -328,9 +329,13 @@ def _fastest(profile: MachineProfile, kind: str, dtype: str) -> str:
 
 
 def _targets(facts: Facts) -> Iterator[Row]:
+    file = _file(facts)
     for target, found in facts.targets:
         notes = "".join(f"; {note}" for note in found.details.get("notes", ()))
         details = {"available": found.available, **_details_of(found)}
+        if file is not None and (why := file.target_off(target.name)):
+            yield Row("Targets", target.name, "info", f"takes no graph: {why}", "", details)
+            continue
         if found.available:
             text = f"{shown_version(found)}{notes}"
             status = "warn" if notes and target.name in _GPUS else "ok"
@@ -344,6 +349,12 @@ def _targets(facts: Facts) -> Iterator[Row]:
         yield Row("Targets", name, "warn", f"this target plug-in was left out: {why}", fix)
 
 
+def _file(facts: Facts) -> BackendFile | None:
+    """The configuration file in force, out of its row of settings."""
+    value = facts.setting("config", None)
+    return BackendFile(value["file"], frozenset(value["on"])) if value else None
+
+
 def shown_version(found: Probe) -> str:
     """ "here", with what it calls itself and how many devices there are."""
     parts = [found.version] if found.version else []
@@ -353,7 +364,8 @@ def shown_version(found: Probe) -> str:
 
 
 def _providers(facts: Facts) -> Iterator[Row]:
-    disabled = facts.setting("disable", [])
+    disabled, file = facts.setting("disable", []), _file(facts)
+    off = {} if file is None else file.providers_off()
     for provider, found in facts.providers:
         details = {"available": found.available, **_details_of(found)}
         notes = "".join(f"; {note}" for note in found.details.get("notes", ()))
@@ -362,7 +374,10 @@ def _providers(facts: Facts) -> Iterator[Row]:
             text = f"absent: {found.reason}"
         if provider.name in disabled:
             text = f"disabled by you; {text}"
-        status = "ok" if found.available and provider.name not in disabled else "info"
+        if provider.name in off:
+            text = f"{off[provider.name]}; {text}"
+        unused = provider.name in disabled or provider.name in off
+        status = "ok" if found.available and not unused else "info"
         if not found.available and found.details.get("installed"):
             status = "warn"  # installed and unfit is worth more than not installed
         yield Row("Providers", provider.name, status, text, found.fix, details)
@@ -394,7 +409,9 @@ def _setting_row(facts: Facts, setting: Setting) -> Row:
 
 
 def shown_value(value: Any) -> str:
-    if isinstance(value, (list, dict)):
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {shown_value(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     if value is None:
         return "none"

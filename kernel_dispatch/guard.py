@@ -17,8 +17,13 @@ from typing import Any
 
 import torch
 
-from kernel_dispatch import dynamo
-from kernel_dispatch.reporting import GraphReport, configured_otherwise, fell_back
+from kernel_dispatch import default_backend, dynamo
+from kernel_dispatch.reporting import (
+    GraphReport,
+    chosen_otherwise,
+    configured_otherwise,
+    fell_back,
+)
 from kernel_dispatch.settings import in_context
 from lowering.contract import Graph
 from lowering.errors import StrictModeError
@@ -35,6 +40,7 @@ class Guard:
 
     __slots__ = (
         "_eager",
+        "_follows_default",
         "_listens",
         "_lock",
         "_record",
@@ -61,11 +67,14 @@ class Guard:
         self._rehearsed = run is eager
         self._lock = threading.Lock()
         self._listens = bool(record.plan.region_rows)
+        self._follows_default = record.settings.provider_by_default or not record.settings.provider
 
     def __call__(self, *args: Any) -> Any:
         run = self._run
         if in_context() and (otherwise := self._record.settings.against_context()):
             configured_otherwise(self._record, otherwise)
+        if self._follows_default and default_backend.chosen() != self._record.settings.provider:
+            chosen_otherwise(self._record, default_backend.chosen())
         before = None if self._rehearsed else self._remember(args)
         try:
             result = listened(self._record, run, args) if self._listens else run(*args)

@@ -17,6 +17,7 @@ import torch
 from kernel_dispatch import dynamo
 from kernel_dispatch.callables import code_of, origin, reference, same
 from kernel_dispatch.facts import GraphFacts
+from kernel_dispatch.registry import policy
 from kernel_dispatch.selection import Plan
 from kernel_dispatch.settings import Settings
 from lowering.contract import Region
@@ -295,6 +296,25 @@ def configured_otherwise(record: GraphReport, text: str) -> None:
             f"kernel_dispatch: graph {record.compile_id} of {record.function} was compiled before "
             f"this configure() block and keeps what it was compiled with: {text}. Give the setting "
             f"as options= to torch.compile, or call torch.compiler.reset() first.",
+            UnifiedWarning,
+            stacklevel=4,
+        )
+
+
+def chosen_otherwise(record: GraphReport, chosen: str | None) -> None:
+    """set_default_backend() has chosen another provider since, which would make a difference here.
+
+    Equal compilations of one piece of code share graphs, so it may be a new one that gets this.
+    """
+    kept, target = record.settings.provider, record.target
+    if policy.effect(kept, target) == policy.effect(chosen, target):
+        return
+    text = f"compiled with {kept or 'no provider'} as the default, which is {chosen or 'none'} now"
+    if text not in record.notes:
+        record.notes.append(text)
+        warnings.warn(
+            f"kernel_dispatch: graph {record.compile_id} of {record.function} was {text}: it stays "
+            f"as it is. torch.compiler.reset() makes everything be compiled anew.",
             UnifiedWarning,
             stacklevel=4,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernel_dispatch.facts import GraphFacts
+from kernel_dispatch.registry import availability, policy, table
 from kernel_dispatch.settings import Settings
 from lowering import providers
 from lowering.capability import GRAPH, CapabilityRow, Situation, Work, check
@@ -93,6 +94,8 @@ def plan(facts: GraphFacts, settings: Settings, machine: Machine) -> Plan:
     """Ask every target, take the first that has a provider, keep every other answer."""
     if settings.device is not None:
         _demand(settings, machine)
+    if settings.provider is not None and not settings.provider_by_default:
+        _demand_provider(settings.provider, settings, machine)
     answers = [_assess(target, facts, settings, machine) for target in machine.targets]
     chosen = next((answer for answer in answers if answer.providers), None)
     refusals = [rejection for answer in answers for rejection in answer.refusals]
@@ -125,14 +128,15 @@ def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Mach
         no = _cannot_move(facts)
     if no:
         return _Assessment(target, refusals=(Rejection(target.name, "", GRAPH, no),))
-    rows = sorted(target.rows, key=lambda row: -row.priority)
+    rows = [policy.as_chosen(row, settings.provider) for row in target.rows]
+    rows.sort(key=lambda row: -row.priority)
     # A probe may cost a second (Inductor's imports its compiler), so only what the level may use.
     within = [row for row in rows if row.level <= settings.level]
     wanted = {name for row in within for name in (row.provider, *row.needs)}
     situation = Situation(
         level=settings.level,
         features=frozenset(found.details.get("features", ())),
-        disabled=settings.disable,
+        disabled=_switched_off(target, settings),
         tolerance=settings.tolerance,
         absent={name: why for name in wanted if (why := machine.absent(name))},
     )
@@ -160,6 +164,16 @@ def _assess(target: Target, facts: GraphFacts, settings: Settings, machine: Mach
     )
 
 
+def _switched_off(target: Target, settings: Settings) -> dict[str, str]:
+    """Providers that must not compute here -> who said so."""
+    off = dict.fromkeys(settings.disable, "disabled by the user")
+    sources = dict(settings.sources)
+    if settings.provider is not None:
+        because = f"off while {settings.provider} is chosen (from {sources.get('provider')})"
+        off |= dict.fromkeys(policy.effect(settings.provider, target.name), because)
+    return off | (settings.config.providers_off() if settings.config else {})
+
+
 def _smallest(row: CapabilityRow, facts: GraphFacts) -> Work:
     """A question about machine, level and kind of graph only: sizes are asked per region."""
     return Work(
@@ -181,6 +195,9 @@ def _demand(settings: Settings, machine: Machine) -> None:
     source = dict(settings.sources).get("device", "")
     here = [target.name for target in machine.targets if machine.probe(target).available]
     found = next(machine.probe(t) for t in machine.targets if t.name == wish.target)
+    if settings.config is not None and (why := settings.config.target_off(wish.target)):
+        text = f"device {str(wish)!r} was forced (from {source}), and {why}."
+        raise BackendNotAvailableError(f"{text} Available: {', '.join(here)}.")
     if not found.available:
         fix = f" To get it: {found.fix}" if found.fix else ""
         raise BackendNotAvailableError(
@@ -195,6 +212,18 @@ def _demand(settings: Settings, machine: Machine) -> None:
         )
 
 
+def _demand_provider(name: str, settings: Settings, machine: Machine) -> None:
+    """So is a provider that was chosen by name."""
+    why = availability.reason(table.demand(name), machine, settings.config)
+    if why:
+        source = dict(settings.sources).get("provider", "")
+        whys = availability.reasons(machine, settings.config)
+        raise BackendNotAvailableError(
+            f"provider {name!r} was chosen (from {source}) and cannot be used here: {why}. "
+            f"Available: {', '.join(one for one, no in whys.items() if not no)}."
+        )
+
+
 def _target_reasons(
     target: Target, found: Probe, facts: GraphFacts, settings: Settings
 ) -> tuple[Reason, ...]:
@@ -202,6 +231,8 @@ def _target_reasons(
     reasons = []
     if not found.available:
         reasons.append(Reason("target-absent", found.reason))
+    if settings.config is not None and (why := settings.config.target_off(target.name)):
+        reasons.append(Reason("provider-disabled", why))
     if settings.device is not None:
         if settings.device.target != target.name:
             reasons.append(Reason("not-requested", f"{settings.device} was forced"))

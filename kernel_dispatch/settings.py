@@ -2,6 +2,7 @@
 
 Precedence, for each option on its own: option > context > environment > default. Every value
 remembers its source, so that a report can say not only "O1" but "O1, from UNIFIED_LEVEL".
+The provider's default is what `set_default_backend()` chose.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kernel_dispatch import default_backend
 from lowering import providers, targets
 from lowering.errors import SettingError, UnifiedWarning, nearest, unknown
 from lowering.levels import Level
+
+if TYPE_CHECKING:
+    from kernel_dispatch.config.backend_file import BackendFile
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,24 @@ def _parse_disable(value: Any, source: str) -> frozenset[str]:
             f"disabled; use strict=True to make a fallback to eager an error."
         )
     return frozenset(wanted)
+
+
+def _parse_provider(value: Any, source: str) -> str | None:
+    """A name or alias of the fourteen; None and "auto" choose none."""
+    if value is None or (isinstance(value, str) and value.strip().lower() == "auto"):
+        return None
+    from kernel_dispatch.registry import table
+
+    return table.demand(value, source).name
+
+
+def _parse_config(value: Any, source: str) -> BackendFile | None:
+    """The file is read at once, so that a mistake in it is told where it is named."""
+    if value is None:
+        return None
+    from kernel_dispatch.config.backend_file import BackendFile, load_backend_config
+
+    return value if isinstance(value, BackendFile) else load_backend_config(value, source)
 
 
 def _parse_threads(value: Any, source: str) -> int | None:
@@ -239,6 +262,24 @@ OPTIONS: tuple[Option, ...] = (
         "Providers that must not be used.",
     ),
     Option(
+        "provider",
+        None,
+        None,
+        _parse_provider,
+        "auto, or one of the fourteen providers (mkl, mkldnn, openmp, triton ...)",
+        "On its targets, the others that compute regions are off; graphs elsewhere are left alone. "
+        "By default what set_default_backend() chose.",
+    ),
+    Option(
+        "config",
+        "UNIFIED_CONFIG",
+        None,
+        _parse_config,
+        "the path of a config.cmake file",
+        "Which of the fourteen providers may be used: set(USE_MKL ON) ...; one that the file does "
+        "not mention is off.",
+    ),
+    Option(
         "threads",
         "UNIFIED_THREADS",
         None,
@@ -294,6 +335,8 @@ OPTIONS: tuple[Option, ...] = (
 _BY_NAME = {option.name: option for option in OPTIONS}
 _KNOWN_ENV = {option.env for option in OPTIONS if option.env}
 
+SET_DEFAULT = "set_default_backend()"  # as the source of a provider
+
 # Inductor's mode strings, as users of torch.compile know them -> level.
 MODES = {
     "default": Level.O2,
@@ -311,6 +354,8 @@ class Settings:
     device: DeviceWish | None = None
     strict: bool = False
     disable: frozenset[str] = frozenset()
+    provider: str | None = None
+    config: BackendFile | None = None
     threads: int | None = None
     tolerance: float = 1e-2
     buckets: tuple[int, ...] | None = None
@@ -323,6 +368,11 @@ class Settings:
     @property
     def cache_folder(self) -> Path:
         return Path(self.cache_dir) if self.cache_dir else default_cache_folder()
+
+    @property
+    def provider_by_default(self) -> bool:
+        """Did set_default_backend() choose it? It has looked then whether it is here."""
+        return dict(self.sources).get("provider") == SET_DEFAULT
 
     def against_context(self) -> str:
         """Where configure(), as it is in force now, asks for something else than these settings."""
@@ -341,6 +391,8 @@ class Settings:
             "device": str(self.device) if self.device else "auto",
             "strict": self.strict,
             "disable": sorted(self.disable),
+            "provider": self.provider or "auto",
+            "config": self.config.as_dict() if self.config else None,
             "threads": self.threads,
             "tolerance": self.tolerance,
             "buckets": "off" if self.buckets is None else list(self.buckets) or "auto",
@@ -487,6 +539,8 @@ def _effective(
         return context[option.name], "configure()"
     if option.env and environ.get(option.env, "").strip():
         return option.parse(environ[option.env], option.env), option.env
+    if option.name == "provider" and (chosen := default_backend.chosen()) is not None:
+        return chosen, SET_DEFAULT
     return option.default, "default"
 
 

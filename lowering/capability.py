@@ -71,7 +71,8 @@ class Situation:
 
     level: Level
     features: frozenset[str] = frozenset()
-    disabled: frozenset[str] = frozenset()
+    # Providers that must not be used; as a mapping, with the words why.
+    disabled: frozenset[str] | Mapping[str, str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)  # provider -> why it is not there
     tolerance: float = math.inf
 
@@ -83,7 +84,7 @@ def check(row: CapabilityRow, work: Work, situation: Situation) -> tuple[Reason,
     if situation.level < row.level:
         no("level-too-low", f"{row.provider} may be used from {row.level} on")
     if row.provider in situation.disabled:
-        no("provider-disabled", f"{row.provider} is disabled by the user")
+        no("provider-disabled", _disabled(row.provider, situation.disabled))
     if row.provider in situation.absent:
         no("provider-absent", f"{row.provider}: {situation.absent[row.provider]}")
     for name in sorted(row.needs & situation.absent.keys()):
@@ -96,6 +97,11 @@ def check(row: CapabilityRow, work: Work, situation: Situation) -> tuple[Reason,
     _check_values(row, work, situation.features, no)
     _check_kind(row, work, no)
     return tuple(reasons)
+
+
+def _disabled(provider: str, disabled: frozenset[str] | Mapping[str, str]) -> str:
+    why = disabled[provider] if isinstance(disabled, Mapping) else "disabled by the user"
+    return f"{provider} is {why}"
 
 
 def _check_values(  # type: ignore[no-untyped-def]

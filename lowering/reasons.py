@@ -17,7 +17,8 @@ CODES: dict[str, str] = {
     "no-lowering": "The target is known, but this version has no lowering for it.",
     "level-too-low": "The row may be used from a higher level on; raise `level`.",
     "provider-absent": "The provider's library or compiler is missing or does not work.",
-    "provider-disabled": "The provider was switched off by `disable` or UNIFIED_DISABLE.",
+    "provider-disabled": "Switched off by `disable`, by the choice of another `provider`, or by "
+    "the file that UNIFIED_CONFIG names.",
     "dtype-unsupported": "The row does not take one of the dtypes in the graph.",
     "op-unsupported": "The row does not take one of the ops in the graph.",
     "training-unsupported": "The row takes inference only, and this graph needs gradients.",

@@ -97,6 +97,15 @@ def _options_text() -> str:
     return _builder("kernels", "").get_command_line()
 
 
+def compile_flags() -> list[str]:
+    """What the C++ compiler is told, paths aside; the same for Inductor's code and for ours."""
+    words = _options_text().replace("-D ", "-D").split()
+    return [word for word in words if word.startswith(_TELLING) and word != "-D"]
+
+
+_TELLING = ("-O", "-f", "-m", "-std", "-D", "-shared")
+
+
 def _builder(name: str, folder: str):  # type: ignore[no-untyped-def]
     from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
