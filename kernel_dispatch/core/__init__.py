@@ -1,0 +1,1 @@
+"""Where the configuration was before it was `kernel_dispatch.config`."""
