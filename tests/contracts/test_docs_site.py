@@ -1,4 +1,4 @@
-"""The documentation as a site: nothing broken, nothing left out, nothing named that is not there."""
+"""The documentation as a site: nothing broken, nothing left out, nothing named that is absent."""
 
 from __future__ import annotations
 
