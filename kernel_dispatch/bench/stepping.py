@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -78,13 +78,15 @@ class Step:
 
     def _fixed_cotangents(self, roots: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._cotangents is None:
-            generator = torch.Generator().manual_seed(0)
-            # Integers over 64: the same numbers in float64 and, exactly, in bfloat16.
-            drawn = (torch.randint(-127, 128, r.shape, generator=generator) for r in roots)
-            self._cotangents = [
-                one.to(root.device, root.dtype) / 64 for one, root in zip(drawn, roots, strict=True)
-            ]
+            self._cotangents = fixed_cotangents(roots)
         return self._cotangents
+
+
+def fixed_cotangents(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Random and the same in every run; whole numbers over 64, so that bfloat16 has them too."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = (torch.randint(-127, 128, root.shape, generator=generator) for root in roots)
+    return [one.to(root.device, root.dtype) / 64 for one, root in zip(drawn, roots, strict=True)]
 
 
 def _prepare_gradients(case: Case) -> None:
