@@ -134,6 +134,16 @@ def test_every_command_is_on_the_page_of_commands() -> None:
 
 
 @quick
+def test_every_example_is_on_the_page_of_examples() -> None:
+    named = re.findall(r"\| `(examples/\w+\.py)` \|", (DOCS / "examples.md").read_text())
+    assert sorted(named) == sorted(path.as_posix() for path in _relative(ROOT / "examples"))
+
+
+def _relative(folder: Path) -> list[Path]:
+    return [path.relative_to(ROOT) for path in folder.glob("*.py") if path.name != "__init__.py"]
+
+
+@quick
 @each_page
 def test_variables_make_targets_and_files_exist(page: Path) -> None:
     text = page.read_text()
