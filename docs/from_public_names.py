@@ -79,11 +79,30 @@ def _first_paragraph(value: Any) -> str:
     return " ".join(text.split())
 
 
-def _signature(function: Any) -> str:
+def _signature(function: Any, skip: int = 0) -> str:
     """Names and defaults; the annotations are in the code."""
     found = inspect.signature(function)
-    bare = [one.replace(annotation=one.empty) for one in found.parameters.values()]
-    return str(found.replace(parameters=bare, return_annotation=found.empty))
+    bare = [
+        one.replace(annotation=one.empty, default=_shown(one.default))
+        for one in found.parameters.values()
+    ]
+    return str(found.replace(parameters=bare[skip:], return_annotation=found.empty))
+
+
+def _shown(default: Any) -> Any:
+    """Enumerations and functions by name: how Python prints them changes between its versions."""
+    if isinstance(default, enum.Enum):
+        return _Named(f"{type(default).__name__}.{default.name}")
+    if callable(default) and default is not inspect.Parameter.empty:
+        return _Named(f"{default.__module__}.{default.__qualname__}")
+    return default
+
+
+class _Named(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _members(value: type) -> list[str]:
@@ -92,7 +111,8 @@ def _members(value: type) -> list[str]:
     if issubclass(value, enum.Enum):
         fields = [f"`{name}`" for name in value.__members__]
     elif dataclasses.is_dataclass(value):
-        fields = [f"`{field.name}`" for field in dataclasses.fields(value)]
+        names = [field.name for field in dataclasses.fields(value)]
+        fields = [f"`{name}`" for name in names if not name.startswith("_")]
     told = [", ".join(fields)] if fields else []
     return told + [line for name, one in vars(value).items() if (line := _method(name, one))]
 
@@ -103,12 +123,6 @@ def _method(name: str, member: Any) -> str:
     if name.startswith("_") or not (is_property or inspect.isfunction(inner)):
         return ""
     text = " ".join((inspect.getdoc(inner) or "").partition("\n\n")[0].split())
-    shown = name if is_property else f"{name}{_without_self(inner, member)}"
+    skip = 0 if isinstance(member, staticmethod) else 1  # self, or the class
+    shown = name if is_property else f"{name}{_signature(inner, skip)}"
     return f"`{shown}`" + (f": {text}" if text else "")
-
-
-def _without_self(function: Any, member: Any) -> str:
-    found = inspect.signature(function)
-    first = 0 if isinstance(member, staticmethod) else 1
-    bare = [one.replace(annotation=one.empty) for one in found.parameters.values()]
-    return str(found.replace(parameters=bare[first:], return_annotation=found.empty))
