@@ -10,6 +10,7 @@ import torch
 
 from kernel_dispatch import devices
 from kernel_dispatch.backends.base import LevelLike
+from kernel_dispatch.backends.device_info import DeviceInfo
 from kernel_dispatch.backends.target_backend import TargetBackend
 from kernel_dispatch.backends.target_optimizer import TargetOptimizer
 from lowering.contract import Probe
@@ -52,6 +53,13 @@ class TPUBackend(TargetBackend):
         options = super()._options(level)
         index = f":{self._device_id}" if self._device_id else ""
         return {**options, "device": f"{self.TARGET}{index}"}
+
+    def _get_device_info(self, device_id: int = 0) -> DeviceInfo:
+        info = super()._get_device_info(device_id)
+        attributes = _attributes(self._probe()) if info.is_available else ()
+        if device_id < len(attributes):
+            info.device_name = str(attributes[device_id].get("name", ""))
+        return info
 
     def _properties(self, found: Probe, known: Mapping[str, Any]) -> dict[str, Any]:
         if not found.available:
