@@ -19,6 +19,7 @@ from kernel_dispatch import (
     dry_run_command,
     explain_command,
     launch_command,
+    profile_command,
 )
 from kernel_dispatch.bench import command as bench
 from kernel_dispatch.terminal import Style, style_of, write, write_json
@@ -90,6 +91,7 @@ _EXAMPLES = """examples:
   kernel-dispatch devices                     every target: present, or absent and why
   kernel-dispatch explain shop.model:build    compile it with `unified` and tell what happened
   kernel-dispatch explain train.py -- --epochs 1
+  kernel-dispatch profile shop.model:build    where its time goes, by region and operator
   kernel-dispatch calibrate                   measure this machine, once
   kernel-dispatch launch serve.py             run a script bound to cores of one NUMA node
   kernel-dispatch bench shop.model:build      time it under eager, Inductor and `unified`
@@ -160,6 +162,15 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXPLAIN_EXAMPLES,
     )
     _add_explain_arguments(explain)
+    profile_command.add_arguments(
+        command(
+            "profile",
+            profile_command.run,
+            "where the time of compiled code goes, and what no region takes yet",
+            description=profile_command.DESCRIPTION,
+            epilog=profile_command.EPILOG,
+        )
+    )
     dry_run_command.add_arguments(
         command(
             "dry_run",

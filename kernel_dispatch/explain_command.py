@@ -30,19 +30,16 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """The command: 0, or 1 if no graph reached unified or the user's code raised."""
-    from kernel_dispatch.settings import OPTIONS, configure
+    from kernel_dispatch.settings import configure
 
     if dry_run_command.wanted(args):
         return dry_run_command.run(args)
-    given = {option: getattr(args, option.name, None) for option in OPTIONS}
-    # Read here, so that an error names the flag as its source.
-    wishes = {o.name: o.parse(v, f"--{o.name}") for o, v in given.items() if v is not None}
-    with configure(**wishes):
-        _demand_settings()
+    with configure(**wishes(args)):
+        demand_settings()
         # With --json, what the user's code prints must not end up inside of the JSON.
         aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
         with aside:
-            script = _script_of(args.target)
+            script = script_of(args.target)
             if script is not None:
                 told, error = _explain_script(script, args)
             else:
@@ -53,7 +50,15 @@ def run(args: argparse.Namespace) -> int:
     return int(error is not None or not told.called)
 
 
-def _demand_settings() -> None:
+def wishes(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that are options, read here, so that an error names the flag as its source."""
+    from kernel_dispatch.settings import OPTIONS
+
+    given = {option: getattr(args, option.name, None) for option in OPTIONS}
+    return {o.name: o.parse(v, f"--{o.name}") for o, v in given.items() if v is not None}
+
+
+def demand_settings() -> None:
     """Bad settings, and a forced device that is absent, are told before any code of the user."""
     from kernel_dispatch.diagnosis import refused_device
     from kernel_dispatch.doctor import probed_targets
@@ -78,7 +83,7 @@ def _plan_instead(target: str) -> str:
 def _tell(
     told: Explanation, error: UserCodeError | None, args: argparse.Namespace, script: bool
 ) -> None:
-    hint = _NEVER_IN_SCRIPT if script and not told.called and error is None else ""
+    hint = NEVER_IN_SCRIPT if script and not told.called and error is None else ""
     if args.json:
         cause = error.__cause__ if error is not None else None
         raised = f"{type(cause).__name__}: {cause}" if cause is not None else ""
@@ -88,7 +93,7 @@ def _tell(
         write(hint or told.text(args.verbose))
 
 
-_NEVER_IN_SCRIPT = (
+NEVER_IN_SCRIPT = (
     "never-called: no graph of this script went through unified (graphs from before a "
     "torch.compiler.reset() in the script are not counted).\n"
     'To use it: torch.compile(model, backend="unified") in the script; '
@@ -97,7 +102,7 @@ _NEVER_IN_SCRIPT = (
 )
 
 
-def _script_of(target: str) -> Path | None:
+def script_of(target: str) -> Path | None:
     """The path, if TARGET is a script: a file, with no function named after it."""
     path = Path(target)
     if target.endswith(".py") or (":" not in target and path.is_file()):
@@ -110,11 +115,17 @@ def _script_of(target: str) -> Path | None:
 def _explain_script(
     script: Path, args: argparse.Namespace
 ) -> tuple[Explanation, UserCodeError | None]:
-    """Run it as `python script.py` would; its failure is told after what it did until then."""
     from kernel_dispatch.explaining import watching
 
+    with watching() as watched:
+        error = run_script(script, args)
+    return watched.explanation(), error
+
+
+def run_script(script: Path, args: argparse.Namespace) -> UserCodeError | None:
+    """Run it as `python script.py` would; its failure is told after what it did until then."""
     error = None
-    with watching() as watched, _default_backend(args.all), _as_main(script, args.script_args):
+    with _default_backend(args.all), _as_main(script, args.script_args):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as leaving:
@@ -123,7 +134,7 @@ def _explain_script(
         except Exception as raised:  # noqa: BLE001  (whatever the user's code raises)
             error = UserCodeError(f"{args.target} raised")
             error.__cause__ = raised
-    return watched.explanation(), error
+    return error
 
 
 @contextlib.contextmanager
@@ -160,12 +171,16 @@ def _as_main(script: Path, script_args: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-def _explain_function(args: argparse.Namespace) -> Explanation:
-    from kernel_dispatch.explaining import explain
-
+def demand_function(args: argparse.Namespace) -> None:
     for given, flag in ((args.script_args, "arguments after -- are"), (args.all, "--all is")):
         if given:
             raise UsageError(f"{flag} for scripts, and {args.target!r} names a function.")
+
+
+def _explain_function(args: argparse.Namespace) -> Explanation:
+    from kernel_dispatch.explaining import explain
+
+    demand_function(args)
     fn, fn_args, fn_kwargs = load(args.target)
     with user_code(f"{args.target} raised"):
         return explain(fn, *fn_args, **fn_kwargs)
