@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from typing import Any
@@ -85,7 +87,13 @@ def foreign_distribution() -> str:
     triton-lang publishes a `triton_kernels` of its own, which vLLM and SGLang load where they find
     it. Both cannot be installed into one environment: the later one overwrites files of the first.
     """
-    owners = packages_distributions().get("triton_kernels", [])
+    return _foreign(packages_distributions)
+
+
+@functools.lru_cache(maxsize=4)
+def _foreign(installed: Callable[[], Mapping[str, list[str]]]) -> str:
+    """Once per process: every distribution's records are read for it, which takes a while."""
+    owners = installed().get("triton_kernels", [])
     others = {name for name in owners if _canonical(name) != OUR_DISTRIBUTION}
     return ", ".join(sorted(others))
 

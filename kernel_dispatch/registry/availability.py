@@ -22,16 +22,14 @@ def target_of(info: BackendInfo, machine: Machine, config: BackendFile | None) -
 
 
 def reason(info: BackendInfo, machine: Machine, config: BackendFile | None) -> str:
-    """Why it cannot be used here, all of it; empty if it can."""
+    """Why it cannot be used here; empty if it can. A library is asked where its target is here."""
     if config is not None and not config.enables(info.name):
         return config.why_off(info.name)
-    found = []
     if target_of(info, machine, config) is None:
-        found = [_target_reason(target, machine, config) for target in _targets(info, machine)]
+        whys = [_target_reason(target, machine, config) for target in _targets(info, machine)]
+        return "; ".join(dict.fromkeys(whys))
     whys = [machine.absent(name) for name in info.providers]
-    if whys and all(whys):  # one of them is enough
-        found.append(whys[0])
-    return "; ".join(dict.fromkeys(found))
+    return whys[0] if all(whys) and whys else ""  # one of them is enough
 
 
 def reasons(machine: Machine, config: BackendFile | None) -> dict[str, str]:
