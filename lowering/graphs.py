@@ -59,12 +59,17 @@ _OURS = Path(__file__).parent  # lowering.ops is called by the user's code, as t
 
 
 def place(node: fx.Node) -> str:
-    """The user's own `file:line` of a node: the innermost frame outside of torch and of here."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    for file, line in reversed(frames):
-        if "/torch/" not in file.replace("\\", "/") and Path(file).parent != _OURS:
+    """The user's own `file:line` of a node: the innermost frame outside of torch."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [(file.replace("\\", "/"), file, line) for file, line in found]
+    frames = [frame for frame in frames if not frame[0].endswith(_AROUND_MODELS)]
+    for name, file, line in reversed(frames):
+        if "/torch/" not in name:
             return f"{file}:{line}"
-    return ":".join(frames[-1]) if frames else ""
+    return ":".join(frames[-1][1:]) if frames else ""
+
+
+_AROUND_MODELS = "kernel_dispatch/backends/preparing.py"  # the call that prepare_model compiles
 
 
 def first_place(module: fx.GraphModule) -> str:
