@@ -50,12 +50,14 @@ def rows() -> dict[str, Row]:
     """ID -> row, for all that tests name."""
     found: dict[str, Row] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
-        for test in _tests(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        constants = _constants(tree)
+        for test in _tests(tree):
             for identity in _identities(test.name):
                 row = found.setdefault(identity, Row(identity))
                 row.tests.append(f"{path.relative_to(TESTS.parent).as_posix()}::{test.name}")
                 row.promise = row.promise or _first_paragraph(test)
-                row.statuses += _statuses(test)
+                row.statuses += _statuses(test, constants)
     return found
 
 
@@ -127,8 +129,24 @@ def _first_paragraph(test: ast.FunctionDef) -> str:
     return " ".join((ast.get_docstring(test) or "").partition("\n\n")[0].split())
 
 
-def _statuses(test: ast.FunctionDef) -> list[str]:
-    """The literal texts of its `pytest.mark.status(...)` decorators."""
-    marks = [mark for mark in test.decorator_list if isinstance(mark, ast.Call)]
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """What the module calls by a name of its own: a text, or the whole mark."""
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _statuses(test: ast.FunctionDef, constants: dict[str, ast.expr]) -> list[str]:
+    """The texts of its `pytest.mark.status(...)` decorators."""
+    meant = [_resolved(mark, constants) for mark in test.decorator_list]
+    marks = [mark for mark in meant if isinstance(mark, ast.Call)]
     named = [mark for mark in marks if ast.unparse(mark.func).endswith("mark.status")]
-    return [ast.literal_eval(mark.args[0]) for mark in named]
+    return [ast.literal_eval(_resolved(mark.args[0], constants)) for mark in named]
+
+
+def _resolved(node: ast.expr, constants: dict[str, ast.expr]) -> ast.expr:
+    return constants.get(node.id, node) if isinstance(node, ast.Name) else node
