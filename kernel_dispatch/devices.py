@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
+
 from kernel_dispatch.selection import Machine
 from lowering import providers, targets
 from lowering.contract import Probe, Target
 
 _answers: dict[str, Probe] = {}  # target name -> what its probe said
+# Threads that ask at once wait for the first answer: some start a compiler to find it.
+_asking = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """A child forked while another thread asks would wait for that thread for ever."""
+    global _asking
+    _asking = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def probe(target: Target) -> Probe:
     """A target's probe, asked once per process; a probe that raises is a `no` with its error."""
-    if target.name not in _answers:
-        try:
-            _answers[target.name] = target.probe()
-        except Exception as error:  # noqa: BLE001  (third-party probes: one bad one stops nobody)
-            _answers[target.name] = Probe.no(f"its probe raised {type(error).__name__}: {error}")
-    return _answers[target.name]
+    with _asking:
+        if target.name not in _answers:
+            _answers[target.name] = _asked(target.probe)
+        return _answers[target.name]
 
 
 def probe_provider(name: str) -> Probe:
     """A provider's probe. Not cached here: providers cache what is costly (see toolchain)."""
+    with _asking:
+        return _asked(lambda: providers.get(name).probe())
+
+
+def _asked(ask: Callable[[], Probe]) -> Probe:
     try:
-        return providers.get(name).probe()
-    except Exception as error:  # noqa: BLE001
+        return ask()
+    except Exception as error:  # noqa: BLE001  (third-party probes: one bad one stops nobody)
         return Probe.no(f"its probe raised {type(error).__name__}: {error}")
 
 
@@ -44,4 +63,5 @@ def available_targets() -> list[str]:
 
 def forget() -> None:
     """Ask again next time."""
-    _answers.clear()
+    with _asking:
+        _answers.clear()
