@@ -8,6 +8,7 @@ at which all three are finite.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,33 @@ class Errors:
     @property
     def kept(self) -> bool:
         return self.candidate <= self.bound
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The largest error of one tensor, as it is and over the largest value of the reference."""
+
+    absolute: float
+    relative: float
+    worst_index: tuple[int, ...]
+
+
+def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
+    """How far two equally shaped tensors are apart, which may live on different devices.
+
+    A NaN or an infinity that only one of them has, or of another sign, is infinitely far off.
+    """
+    one, ref = (_widened(tensor).cpu() for tensor in (got, reference))
+    if one.shape != ref.shape:
+        raise ValueError(f"shapes differ: {list(one.shape)} and {list(ref.shape)}")
+    if not ref.numel():
+        return Distance(0.0, 0.0, ())
+    both = torch.isfinite(one) & torch.isfinite(ref)
+    same = both | (one == ref) | (torch.isnan(one) & torch.isnan(ref))
+    off = torch.where(both, (one - ref).abs(), torch.where(same, 0.0, math.inf))
+    worst, scale = int(off.argmax()), torch.where(both, ref.abs(), 0.0).max().item() or 1.0
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), off.shape))
+    return Distance(off.max().item(), off.max().item() / scale, index)
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:
