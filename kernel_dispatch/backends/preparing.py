@@ -9,6 +9,7 @@ hooked in one shows in the other, and the caller's own object stays as it was.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -97,11 +98,16 @@ def _callable(module: nn.Module) -> Callable[..., Any]:
     def around(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    named = {"co_name": type(module).__name__}
+    # What Dynamo learns of sizes that vary, it keeps by file, line and name: a number keeps those
+    # of one model apart from another's. Readers see the qualified name.
+    named = {"co_name": f"{type(module).__name__}_{next(_numbers)}"}
     if sys.version_info >= (3, 11):
         named["co_qualname"] = type(module).__qualname__
     around.__code__ = around.__code__.replace(**named)  # type: ignore[attr-defined]
     return around
+
+
+_numbers = itertools.count()
 
 
 # --- what the compiled call is wrapped in ---------------------------------------------------------

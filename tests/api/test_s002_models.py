@@ -141,6 +141,15 @@ def test_s002_10_one_class_many_times(cpu: Any) -> None:
         assert [graph.level for graph in kernel_dispatch.report(prepared)] == [level]
 
 
+def test_s002_10_sizes_of_one_model_say_nothing_of_another(cpu: Any) -> None:
+    """Dynamo takes a size for dynamic once it has seen two of them at one place in the source."""
+    for rows in (2, 3):
+        prepared = cpu.prepare_model(nn.Sequential(nn.Linear(4, 4)), "O0")
+        prepared(torch.randn(rows, 4))
+        (graph,) = kernel_dispatch.report(prepared)
+        assert not graph.facts.dynamic
+
+
 def test_s002_10_what_is_compiled_already(cpu: Any) -> None:
     model, x = Net(8), torch.randn(2, 8)
     for given in (torch.compile(model, backend="eager"), cpu.prepare_model(model, "O1")):
@@ -335,7 +344,7 @@ def test_s002_25_levels_are_ordered_and_equal_to_their_names() -> None:
 
 @pytest.mark.quick
 def test_s002_26_none_is_o0() -> None:
-    """`from_string` takes O0 to O3, none, conservative, balanced and aggressive, in any case; "none"
+    """`from_string` takes O0 to O3, none, conservative, balanced, aggressive, in any case; "none"
     is O0, and an unknown name is a ValueError, never O2."""
     assert OptimizationLevel.from_string("none") is OptimizationLevel.O0
     words = {"conservative": "O1", "Balanced": "O2", "AGGRESSIVE": "O3", "o2": "O2", " O3 ": "O3"}
