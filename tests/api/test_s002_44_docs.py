@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from kernel_dispatch.registry.table import TABLE
 from lowering import targets
 from tests.support.pages import DOCS, anchors, links
 
@@ -50,6 +51,18 @@ def test_s002_44_the_selection_guide_leads_to_every_target_by_its_vendor() -> No
         assert f"targets/{target.name}.md" in links(guide)
     for vendor in ("nvidia", "amd", "tpu", "intel", "mps", "cpu"):
         assert f"| `{vendor}` |" in guide.read_text()
+
+
+def test_s002_44_the_guide_and_the_installation_name_the_fourteen_where_they_compute() -> None:
+    rows = [row for row in (DOCS / "selection.md").read_text().splitlines() if "](targets/" in row]
+    for target in targets.ours():
+        mine = {info.name for info in TABLE if target.name in info.targets}
+        cells = [
+            row.split("|")[3] for row in rows if row.count("|") == 4 and f"[`{target.name}`]" in row
+        ]
+        assert [set(re.findall(r"`(\w+)`", cell)) for cell in cells] == [mine]
+    install = (DOCS / "install.md").read_text()
+    assert {info.name for info in TABLE if f"`{info.name}`" not in install} == set()
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)
