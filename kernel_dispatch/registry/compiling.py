@@ -29,14 +29,14 @@ def compile(provider: Provider, ctx: CompileContext) -> bool:
     options = _options(provider, ctx)
     resolve(None, options)
     compiled: Any = torch.compile(ctx.model, backend="unified", options=options)
+    run = _in_grad_mode(compiled, ctx.training)
     try:
-        with torch.set_grad_enabled(ctx.training):
-            _call(compiled, ctx.example_inputs)
+        _call(run, ctx.example_inputs)
     except Exception as error:  # noqa: BLE001  (a source that fails is an answer, and it is kept)
         ctx.error = error
         return False
     graphs = report(compiled)
-    ctx.compiled, ctx.report = compiled, graphs
+    ctx.compiled, ctx.report = run, graphs
     ctx.taken = tuple(_taken(provider, graphs))
     ctx.notes = tuple(dict.fromkeys(_notes(provider, graphs, ctx.taken)))
     return True
@@ -83,6 +83,17 @@ def _tensors(ctx: CompileContext) -> Iterable[torch.Tensor]:
     yield from (value for value in values if isinstance(value, torch.Tensor))
     if isinstance(ctx.model, torch.nn.Module):
         yield from ctx.model.parameters()
+
+
+def _in_grad_mode(compiled: Callable[..., Any], training: bool) -> Callable[..., Any]:
+    """In the other mode Dynamo would compile anew, and for training most providers take nothing."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(training):
+            return compiled(*args, **kwargs)
+
+    run.__wrapped__ = compiled  # type: ignore[attr-defined]  # for kernel_dispatch.report(run)
+    return run
 
 
 def _call(compiled: Callable[..., Any], inputs: Sequence[Any] | Mapping[str, Any]) -> Any:

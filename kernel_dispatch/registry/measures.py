@@ -43,8 +43,10 @@ def compute_units(target: str, found: Probe) -> int:
     if target == "cpu":
         return machine.cpu().effective_cores
     if target == "mps":
-        count = getattr(torch.backends.mps, "get_core_count", None)  # torch 2.10 and later
-        return int(count()) if count is not None else 0
+        try:
+            return int(torch.backends.mps.get_core_count())
+        except (AttributeError, RuntimeError):  # torch before 2.10, or built without Metal
+            return 0
     return _of_gpu(target, ("multi_processor_count",))
 
 

@@ -98,7 +98,8 @@ def test_s000_17_true_only_if_there_is_something_to_call() -> None:
     assert provider("cpu").compile(ctx)
     assert ctx.compiled is not None
     torch.testing.assert_close(ctx.compiled(x), double(x))
-    assert ctx.report
+    assert ctx.report == kernel_dispatch.report(ctx.compiled)
+    assert [graph.runs for graph in ctx.report] == [2]
     assert ctx.error is None
 
     def fails(x: Tensor) -> Tensor:
