@@ -10,7 +10,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,14 @@ from kernel_dispatch.bench import estimates
 from kernel_dispatch.bench.checking import Bound, Truth, WrongResult, check, establish
 from kernel_dispatch.bench.compiling import Compiles, Recompiled
 from kernel_dispatch.bench.results import BASELINE, Numerics, Speedup
-from kernel_dispatch.rehearsing import CannotRehearse, Rehearsal, Unchanged, rehearsed, state_of
+from kernel_dispatch.rehearsing import (
+    CannotRehearse,
+    Rehearsal,
+    Rehearsed,
+    Unchanged,
+    rehearsed,
+    state_of,
+)
 from lowering.errors import UnifiedWarning
 
 Clock = Callable[[], float]
@@ -89,8 +96,7 @@ class Contest:
         self._fn, self._inputs, self._module = fn, inputs, module
         self._seconds, self._clock = seconds, clock
         self._compiles = Compiles(dynamo=True)
-        self._written: tuple[int, ...] = ()
-        self._before: tuple[torch.Tensor, ...] = ()
+        self._known: Rehearsed | None = None
         self.truth: Truth | None = None
         self.eagers: Any = None  # what eager returned, for its structure
         self.training = False
@@ -118,9 +124,10 @@ class Contest:
     def _establish(self) -> str:
         """Why nothing can be verified; empty if it can. The user's own error is raised."""
         try:
-            step, self._written, self._before = rehearsed(self._fn, self._inputs)
+            self._known = rehearsed(self._fn, self._inputs)
         except CannotRehearse as error:
             return str(error)
+        step = self._known.step
         self.eagers = step.run()[0]
         self.training = step.training
         try:
@@ -160,11 +167,13 @@ class Contest:
             entry.out("failed", one_line(error))
 
     def _rehearsal(self, fn: Function) -> Rehearsal:
-        return Rehearsal(fn, self._inputs, self._module, self._written, self._before)
+        known = self._known
+        assert known is not None
+        return Rehearsal(fn, self._inputs, self._module, known.written, known.before, known.others)
 
     def _verified(self, entry: Entry, rehearsal: Rehearsal) -> Numerics | None:
-        assert self.truth is not None
-        unchanged = Unchanged(rehearsal, self._written)
+        assert self.truth is not None and self._known is not None
+        unchanged = Unchanged(rehearsal, self._known.written)
         torch.manual_seed(1)
         results = rehearsal.run()
         if (position := unchanged.broken()) is not None:
@@ -259,7 +268,7 @@ class Contest:
             try:
                 yield
             finally:
-                if self._written:
+                if self._known is not None and self._known.written:
                     self._rehearsal(self._fn).put_back()
 
 
@@ -276,9 +285,18 @@ def _judge(entries: Sequence[Entry]) -> None:
     for entry in timed:
         entry.status = "fastest" if entry is best else "slower"
         if entry is not best:
-            times = medians[entry.name] / medians[best.name]
-            slower = f"takes {times:.2f} times as long as {best.name}"
-            entry.reason = "; ".join(filter(None, [slower, entry.reason]))
+            entry.reason = "; ".join(filter(None, [_slower(entry, best, medians), entry.reason]))
+
+
+def _slower(entry: Entry, best: Entry, medians: Mapping[str, float]) -> str:
+    times = medians[entry.name] / medians[best.name]
+    if times >= 1:
+        return f"takes {times:.2f} times as long as {best.name}"
+    assert entry.speedup is not None
+    return (
+        f"its median is smaller, but round by round it was not faster than {BASELINE} "
+        f"({entry.speedup.value:.2f})"
+    )
 
 
 def _demand_structure(got: Any, eagers: Any) -> None:

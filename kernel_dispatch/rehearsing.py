@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class Rehearsal:
     """`fn` is what is called; `module` holds the weights and buffers that it may write into.
 
     `written` are the positions in `tensors()` that a call writes into, and `before` what they hold
-    when a run begins; both come from `rehearsed`.
+    when a run begins; `others` are leaves that get gradients and are none of `tensors()`, such as
+    the weights of a module that a plain function calls. All of them come from `rehearsed`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Rehearsal:
         module: nn.Module | None,
         written: Sequence[int] = (),
         before: Sequence[Tensor] = (),
+        others: Sequence[Tensor] = (),
     ) -> None:
         self.fn = fn
         self.module = module
@@ -45,6 +48,7 @@ class Rehearsal:
         self.args, self.kwargs = copied(inputs)
         self._written = tuple(written)
         self._before = tuple(before)
+        self._others = tuple(others)
         self._gradients: list[Tensor] = []
         self._cotangents: list[Tensor] | None = None
 
@@ -88,7 +92,8 @@ class Rehearsal:
         if module is not None:
             module.double()
         inputs = to_reference((self.args, self.kwargs))
-        wide = Rehearsal(fn, inputs, module, self._written, to_reference(list(self._before)))
+        before = to_reference(list(self._before))
+        wide = Rehearsal(fn, inputs, module, self._written, before, self._others)
         with all_in_double():
             return wide.run()
 
@@ -96,15 +101,39 @@ class Rehearsal:
         if self._cotangents is None:
             self._cotangents = fixed_cotangents(roots)
         wanted = [t for t in self.tensors() if t.requires_grad and t.is_leaf]
+        wanted += self._others
+        if not wanted:
+            return []  # the first run, which is there to find them
         found = torch.autograd.grad(roots, wanted, self._cotangents, allow_unused=True)
         return [gradient for gradient in found if gradient is not None]
 
 
-def rehearsed(
-    fn: Callable[..., Any], inputs: tuple[tuple[Any, ...], dict[str, Any]]
-) -> tuple[Rehearsal, tuple[int, ...], tuple[Tensor, ...]]:
-    """A first run on a copy of everything: the rehearsal, what the call writes into, and what was
-    there before. The caller's own tensors are not touched."""
+def _leaves(roots: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
+    """What gradients of these arrive at, apart from the known ones, in an order that repeats."""
+    seen: dict[Any, None] = {}
+    waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen[node] = None
+            waiting += [below for below, _ in node.next_functions if below is not None]
+    found = [node.variable for node in seen if hasattr(node, "variable")]
+    ours = {id(tensor) for tensor in known}
+    return [tensor for tensor in found if id(tensor) not in ours]
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a first run has shown."""
+
+    step: Rehearsal  # on a copy of the function
+    written: tuple[int, ...]
+    before: tuple[Tensor, ...]
+    others: tuple[Tensor, ...]
+
+
+def rehearsed(fn: Callable[..., Any], inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Rehearsed:
+    """A first run, on a copy of everything: the caller's own tensors are not touched."""
     own = module_of(fn)
     try:
         twin: Any = copy.deepcopy(fn) if own is not None else fn
@@ -114,14 +143,17 @@ def rehearsed(
     first = Rehearsal(twin, inputs, module_of(twin))
     state = list(first.tensors())
     marks = [_mark(tensor) for tensor in state]
-    first.call()
+    outputs = first.call()
     after = list(first.tensors())
     if len(after) != len(state) or any(a is not b for a, b in zip(state, after, strict=True)):
         raise CannotRehearse("a call replaces tensors of the module, which cannot be put back")
     written = tuple(i for i, mark in enumerate(marks) if _changed(state[i], mark))
     originals = list(state_of(own, inputs))
     before = tuple(originals[i].detach().clone() for i in written)
-    return Rehearsal(twin, inputs, module_of(twin), written, before), written, before
+    roots = [leaf for leaf in tensors_of(outputs) if leaf.requires_grad]
+    others = tuple(_leaves(roots, state))
+    step = Rehearsal(twin, inputs, module_of(twin), written, before, others)
+    return Rehearsed(step, written, before, others)
 
 
 class Unchanged:
@@ -132,9 +164,15 @@ class Unchanged:
         self._marks = {i: _mark(t) for i, t in enumerate(rehearsal.tensors()) if i not in written}
 
     def broken(self) -> int | None:
-        """The position of a tensor that was written into, though eager does not."""
+        """The position of a tensor that was written into, though eager does not. Put back."""
         state = list(self._rehearsal.tensors())
-        return next((i for i, mark in self._marks.items() if _changed(state[i], mark)), None)
+        broken = [i for i, mark in self._marks.items() if _changed(state[i], mark)]
+        with torch.no_grad():
+            for i in broken:
+                mark = self._marks[i]
+                if isinstance(mark, Tensor):
+                    state[i].detach().copy_(mark)
+        return broken[0] if broken else None
 
 
 def module_of(fn: Any) -> nn.Module | None:
@@ -171,11 +209,15 @@ def copied(tree: Any) -> Any:
 
 
 def _mark(tensor: Tensor) -> int | Tensor:
-    """The version counter, or, where torch keeps none, the values."""
-    return tensor.detach().clone() if tensor.is_inference() else tensor._version
+    """The values; of a parameter, which may be large, the version counter.
+
+    Buffers need their values: eager's BatchNorm writes its statistics without counting it.
+    """
+    counted = isinstance(tensor, nn.Parameter) and not tensor.is_inference()
+    return tensor._version if counted else tensor.detach().clone()
 
 
 def _changed(tensor: Tensor, mark: int | Tensor) -> bool:
-    if isinstance(mark, Tensor):
-        return not torch.equal(tensor.nan_to_num(), mark.nan_to_num())
-    return tensor._version != mark
+    if not isinstance(mark, Tensor):
+        return tensor._version != mark
+    return not bool(((tensor == mark) | ((tensor != tensor) & (mark != mark))).all())

@@ -70,6 +70,7 @@ class Superoptimized:
     of: str
     training: bool
     graphs: Report = field(repr=False)
+    note: str = ""  # how results were compared, where not with float64
 
     @property
     def chosen(self) -> Candidate:
@@ -90,7 +91,13 @@ class Superoptimized:
 
     def as_dict(self) -> dict[str, Any]:
         rows = [candidate.as_dict() for candidate in self.candidates]
-        return {"name": self.name, "speedup": self.speedup, "candidates": rows}
+        return {
+            "name": self.name,
+            "speedup": self.speedup,
+            "training": self.training,
+            "note": self.note,
+            "candidates": rows,
+        }
 
     def __str__(self) -> str:
         timed = "forward and backward" if self.training else "forward"
@@ -102,6 +109,7 @@ class Superoptimized:
             for row in table + rows
         ]
         lines += [f"{one.name}: {one.reason}" for one in self.candidates if one.reason]
+        lines += [self.note] if self.note else []
         return "\n".join([f"superoptimize of {self.of}, {timed}: {self.name}", *lines])
 
 
@@ -149,6 +157,7 @@ def superoptimize(
         of=getattr(fn, "__qualname__", type(fn).__name__),
         training=contest.training,
         graphs=report(best.fn) if best.name != BASELINE else Report(),
+        note=contest.truth.note if contest.truth is not None else "",
     )
 
 
@@ -246,7 +255,7 @@ def _demand_names(contestants: Sequence[Contestant]) -> None:
 def _candidate(entry: Entry) -> Candidate:
     numerics, samples = entry.numerics, entry.samples
     graphs = report(entry.fn) if entry.fn is not None and entry.name != BASELINE else Report()
-    regions = {region.provider for graph in graphs for region in graph.regions}
+    rows = [row for graph in graphs for row in graph.as_dict()["regions"]]
     return Candidate(
         name=entry.name,
         status=entry.status,
@@ -256,7 +265,7 @@ def _candidate(entry: Entry) -> Candidate:
         error=numerics.error if numerics else None,
         bound=numerics.allowed if numerics else None,
         compile_seconds=entry.compile_s,
-        computed_by=tuple(sorted({graph.provider for graph in graphs} | regions)),
+        computed_by=tuple(sorted({row["provider"] for row in rows})),
         samples=tuple(samples),
     )
 

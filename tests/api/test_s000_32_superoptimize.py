@@ -205,6 +205,45 @@ def test_s000_32_writes_are_compared_and_put_back() -> None:
     assert model.calls.item() == 0
 
 
+class Averaging(nn.Module):
+    """BatchNorm's statistics, updated in a way that is not eager's."""
+
+    def __init__(self, norm: nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        with torch.no_grad():
+            self.norm.running_mean *= 0.5
+        return y
+
+
+@quick
+@torch.no_grad()
+def test_s000_32_batch_norm_keeps_its_statistics() -> None:
+    """Eager's BatchNorm writes without telling torch's version counters."""
+    norm, clock = nn.BatchNorm1d(16), Clock()
+    norm.register_forward_pre_hook(lambda *_: setattr(clock, "now", clock.now + 1.0))
+    also = {"forgetting": Forgetting, "averaging": Averaging}
+    result = superoptimize(norm, X, levels=(), also=also, clock=clock)
+    assert status(result) == {"eager": "fastest", "forgetting": "wrong", "averaging": "wrong"}
+    assert torch.equal(norm.running_mean, torch.zeros(16))
+    assert norm.num_batches_tracked.item() == 0
+
+
+class Forgetting(nn.Module):
+    """The right result, without the statistics."""
+
+    def __init__(self, norm: nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        return torch.nn.functional.batch_norm(x, None, None, norm.weight, norm.bias, training=True)
+
+
 @quick
 def test_s000_32_training_is_verified_with_gradients() -> None:
     layer = nn.Linear(16, 4)
@@ -225,6 +264,22 @@ def test_s000_32_training_is_verified_with_gradients() -> None:
     assert rows["wrong backward"].reason.startswith("gradients: error")
     assert all(parameter.grad is None for parameter in layer.parameters())
     assert "forward and backward" in str(result)
+
+
+@quick
+def test_s000_32_a_function_that_calls_a_module() -> None:
+    """Its weights get gradients too; in float64 it does not run, so eager is what it is held to."""
+    layer = nn.Linear(16, 4)
+    result = contest(
+        lambda x: layer(x).sum(),
+        X,
+        same=(0.5, lambda x: layer(x).sum()),
+        other=(0.1, lambda x: layer(x).sum() * 2 - layer(x).sum().detach()),
+    )
+    assert status(result) == {"eager": "slower", "same": "fastest", "other": "wrong"}
+    assert result.training
+    assert "no float64 reference" in str(result)
+    assert layer.weight.grad is None
 
 
 @quick
