@@ -39,8 +39,9 @@ def nobody_chose() -> Iterator[None]:
     kernel_dispatch.set_default_backend(None)
 
 
-@pytest.fixture(autouse=True)
-def threads_that_take_turns_often() -> Iterator[None]:
+@pytest.fixture
+def turns_often() -> Iterator[None]:
+    """Threads are interrupted at almost any line."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -185,6 +186,7 @@ def test_a_shared_default_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.quick
+@pytest.mark.usefixtures("turns_often")
 def test_no_thread_sees_the_settings_of_another() -> None:
     assert hammer(own_level) == []
 
@@ -205,6 +207,7 @@ def test_every_graph_has_its_own_threads_settings() -> None:
     assert not graphs.fallbacks
 
 
+@pytest.mark.usefixtures("turns_often")
 def test_calls_from_many_threads_are_all_counted() -> None:
     """One compiled function, called by all of them."""
     compiled = torch.compile(a_function(7), backend="unified", options={"level": "O1"})
@@ -303,6 +306,7 @@ def raced(registry: BackendRegistry, timeout: float = 60) -> list[str]:
 
 
 @pytest.mark.quick
+@pytest.mark.usefixtures("turns_often")
 def test_one_of_a_hundred_registers() -> None:
     registry = BackendRegistry([])
     registry._backends = SlowDict()
