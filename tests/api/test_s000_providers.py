@@ -13,11 +13,21 @@ from torch.nn import functional
 
 import kernel_dispatch
 from kernel_dispatch import DryRun, ProviderId, dry_run
-from kernel_dispatch.registry import BackendInfo, BackendRegistry, CompileContext, Provider, table
+from kernel_dispatch.registry import (
+    BackendInfo,
+    BackendRegistry,
+    CompileContext,
+    Provider,
+    policy,
+    table,
+)
 from lowering import machine, providers, targets
+from lowering.levels import Level
 from lowering.providers import nnpack, xeon
-from tests.support.fake_machine import pretend
+from tests.support.fake_machine import gpu, pretend
+from tests.support.gpu_plans import lowered
 from tests.support.numerics import assert_contract
+from triton_kernels import availability
 
 IDS = {
     "cuda": 0,
@@ -99,13 +109,19 @@ class Block(nn.Module):
 
 
 def planned(model: Any, *inputs: Tensor, device: str = "cuda:sm90", **options: Any) -> DryRun:
-    """What a GPU would get; nothing runs there."""
+    """What a device that is not here would get."""
     with torch.no_grad():
         return dry_run(model, inputs, device=device, options=options)
 
 
-def parts(told: DryRun) -> dict[tuple[str, str], int]:
-    return told.regions()
+def lowered_and_run(model: Any, *inputs: Tensor, **options: Any) -> dict[tuple[str, str], int]:
+    """The regions of the graph for a GPU. It runs here, where kernels compute their plain meaning:
+    the numbers are eager's."""
+    with torch.no_grad():
+        compiled, plans = lowered(model, "cuda:sm90", **options)
+        torch.testing.assert_close(compiled(*inputs), model(*inputs), atol=2e-3, rtol=2e-3)
+    assert {graph.plan.target for graph in plans.graphs} == {"cuda"}
+    return plans.regions()
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -155,12 +171,8 @@ def test_s000_01_no_number_is_a_name_only(name: str) -> None:
 @pytest.mark.status(NO_NVIDIA)
 def test_s000_02_cuda() -> None:
     """NVIDIA GPUs: a transformer block gets at least three kinds of hot regions from the table."""
-    block, x = Block().half().eval(), torch.randn(2, 256, 128).half()
-    told = planned(block, x, provider="cuda")
-    assert told.complete
-    found = parts(told)
+    found = lowered_and_run(Block().half().eval(), torch.randn(2, 256, 128).half(), provider="cuda")
     assert {("linear", "inductor"), ("attention", "cudnn"), ("norm", "inductor")} <= set(found)
-    assert told.graphs[0].plan.target == "cuda"
     if not provider("cuda").is_available():
         assert "this torch is" in provider("cuda").reason or "GPU" in provider("cuda").reason
 
@@ -243,11 +255,11 @@ def test_s000_05_cudnn() -> None:
     def attend(x: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(x, x, x)
 
-    told = planned(attend, query, provider="cudnn")
-    assert parts(told) == {("attention", "cudnn"): 1}
-    images = planned(Images().eval(), torch.randn(1, 32, 16, 16), provider="cudnn", level="O1")
-    assert ("convolution", "cudnn") in parts(images)
-    assert ("attention", "cudnn") not in parts(planned(attend, query.float(), provider="cudnn"))
+    assert lowered_and_run(attend, query, provider="cudnn") == {("attention", "cudnn"): 1}
+    image = torch.randn(1, 32, 16, 16)
+    images = lowered_and_run(Images().eval(), image, provider="cudnn", level="O1")
+    assert images == {("convolution", "cudnn"): 1}
+    assert lowered_and_run(attend, query.float(), provider="cudnn") == {}
     if not provider("cudnn").is_available():
         assert provider("cudnn").reason
 
@@ -332,7 +344,7 @@ def test_s000_08_openmp(by_openmp: CompileContext) -> None:
 
 
 @pytest.mark.status(NO_NVIDIA)
-def test_s000_10_triton() -> None:
+def test_s000_10_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton: kernels of this project where they win, and at O3 products by Triton's code alone;
     without a GPU that it knows, absent with the reason."""
     cache = torch.randn(1, 8, 512, 64).half()
@@ -340,17 +352,15 @@ def test_s000_10_triton() -> None:
     def step(query: Tensor, cache: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(query, cache, cache)
 
-    told = planned(step, torch.randn(1, 8, 1, 64).half(), cache, provider="triton")
-    assert parts(told) == {("attention", "triton"): 1}
-    from kernel_dispatch.registry import policy
-    from lowering.levels import Level
-
+    query = torch.randn(1, 8, 1, 64).half()
+    assert lowered_and_run(step, query, cache, provider="triton") == {("attention", "triton"): 1}
     wanted = {"max_autotune_gemm_backends": "TRITON"}
     assert policy.inductor_config("triton", "cuda", Level.O3) == wanted
     assert policy.inductor_config("triton", "cuda", Level.O2) == {}
     assert policy.inductor_config("triton", "cpu", Level.O3) == {}
-    if not kernel_dispatch.get_backend_info("cuda")["available"]:
-        assert provider("triton").reason
+    pretend(monkeypatch, {"cuda": gpu("sm90")})
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert provider("triton").reason == availability.status().reason, "a GPU alone is not enough"
 
 
 @pytest.mark.status(NO_NVIDIA)
@@ -360,10 +370,10 @@ def test_s000_11_cusparselt() -> None:
     sparse = nn.Linear(1024, 1024, bias=False).half().eval()
     mask = torch.tensor([True, True, False, False]).repeat(256)
     x = torch.randn(512, 1024).half()
-    assert parts(planned(sparse, x, provider="cusparselt")) == {("linear", "inductor"): 1}
+    assert planned(sparse, x, provider="cusparselt").regions() == {("linear", "inductor"): 1}
     with torch.no_grad():
         sparse.weight.mul_(mask)
-    assert parts(planned(sparse, x, provider="cusparselt")) == {("linear", "cusparselt"): 1}
+    assert planned(sparse, x, provider="cusparselt").regions() == {("linear", "cusparselt"): 1}
     if not provider("cusparselt").is_available():
         assert provider("cusparselt").reason
 

@@ -89,6 +89,8 @@ def test_each_option_is_resolved_on_its_own() -> None:
         "threads": "options=",
         "disable": "UNIFIED_DISABLE",
         "device": "default",
+        "provider": "default",
+        "config": "default",
         "tolerance": "default",
         "buckets": "default",
         "cache_dir": "default",
