@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from kernel_dispatch.backend import unified
 from lowering.errors import SettingError
 
 
@@ -48,7 +49,8 @@ def prepare(
 ) -> nn.Module:
     """A twin of `model` whose calls go through `unified`; `around` wraps the compiled call."""
     twin = _twin(model)
-    compiled = torch.compile(_callable(twin), backend="unified", options=dict(options))
+    # By itself, not by its name: of two threads that look the name up first, torch fails one.
+    compiled = torch.compile(_callable(twin), backend=unified, options=dict(options))
     twin._compiled_call_impl = compiled if around is None else around(compiled)
     _prepared[twin] = Prepared(dict(options), as_written=around is None)
     return twin

@@ -62,7 +62,7 @@ def test_s002_07_making_backends_changes_nothing_of_the_process(python: Python) 
     """In a process of its own, where nothing has asked the machine anything yet."""
     python(
         """
-import logging, os, torch
+import importlib.util, logging, os, torch
 def state():
     loggers = {n: logging.getLogger(n).level for n in ("torch", "kernel_dispatch")}
     return (dict(os.environ), torch.get_num_threads(), torch.get_default_dtype(),
@@ -73,9 +73,11 @@ from kernel_dispatch.backends import BackendFactory, get_backend, get_optimizer
 from kernel_dispatch.backends import NVIDIABackend, AMDBackend, TPUBackend, IntelBackend, MPSBackend
 import warnings
 warnings.simplefilter("ignore")
-get_backend(), get_optimizer(), BackendFactory.get_all_backend_info()
+get_backend("cpu"), get_optimizer("cpu"), NVIDIABackend().get_device_info()
 for kind in (NVIDIABackend, AMDBackend, TPUBackend, IntelBackend, MPSBackend):
-    kind().get_device_info()
+    kind()
+if not any(map(importlib.util.find_spec, ("torch_xla", "torch_tpu"))):  # started, these change it
+    get_backend(), TPUBackend().get_device_info(), BackendFactory.get_all_backend_info()
 assert state() == before, (before, state())
 """
     )
