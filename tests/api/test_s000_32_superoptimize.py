@@ -60,6 +60,7 @@ def status(result: Any) -> dict[str, str]:
 
 
 @quick
+@pytest.mark.status("met on the CPU, not run on a GPU: none here")
 def test_s000_32_the_fastest_that_is_right_is_kept() -> None:
     """`superoptimize` gives back the fastest candidate whose results were verified, and never one
     that was slower than the function itself."""

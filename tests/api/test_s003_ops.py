@@ -58,6 +58,9 @@ def _has_right_gradients(case: Case) -> None:
 # --- one row for each operation -------------------------------------------------------------------
 
 
+@pytest.mark.status(
+    "met on the CPU and by kernels in Triton's interpreter, not run on a GPU: none here"
+)
 @pytest.mark.parametrize("case", of("matmul2d", "linear"))
 def test_s003_04_matmul2d_and_linear(case: Case) -> None:
     """`matmul2d` is the product of two matrices, in the forward and in the backward, whoever
@@ -66,6 +69,9 @@ def test_s003_04_matmul2d_and_linear(case: Case) -> None:
     _has_right_gradients(case)
 
 
+@pytest.mark.status(
+    "met on the CPU and by kernels in Triton's interpreter, not run on a GPU: none here"
+)
 @pytest.mark.parametrize("case", of("softmax_lastdim"))
 def test_s003_05_softmax_lastdim(case: Case) -> None:
     """`softmax_lastdim` is right for rows of any length, for large values and for rows of -inf."""
@@ -73,6 +79,9 @@ def test_s003_05_softmax_lastdim(case: Case) -> None:
     _has_right_gradients(case)
 
 
+@pytest.mark.status(
+    "met on the CPU and by kernels in Triton's interpreter, not run on a GPU: none here"
+)
 @pytest.mark.parametrize("case", of("layernorm", "rms_norm"))
 def test_s003_06_layernorm(case: Case) -> None:
     """`layernorm` is right for rows that are no power of two, without a bias and without a
@@ -81,6 +90,9 @@ def test_s003_06_layernorm(case: Case) -> None:
     _has_right_gradients(case)
 
 
+@pytest.mark.status(
+    "met on the CPU and by kernels in Triton's interpreter, not run on a GPU: none here"
+)
 @pytest.mark.parametrize("case", of("self_attention", "rope"))
 def test_s003_07_self_attention(case: Case) -> None:
     """`self_attention` knows causal order, grouped heads, a scale and both kinds of mask; a fused
@@ -143,7 +155,7 @@ def _truths(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
     return product, normed, probabilities, attended, reference.gelu(normed + product)
 
 
-def test_s003_04_to_07_in_one_graph_of_generated_code() -> None:
+def test_s003_04_s003_05_s003_06_s003_07_in_one_graph_of_generated_code() -> None:
     inputs = [torch.randn(*sizes, requires_grad=True) for sizes in ((33, 40), (40, 48), (48,))]
     with size_limits_lifted():
         compiled = compile_at("O2", _everything)
@@ -196,7 +208,7 @@ print(json.dumps(found))
 """
 
 
-def test_s003_09_triton_kernels_agree_with_the_oracle(python: Python) -> None:
+def test_s003_04_s003_05_s003_06_s003_07_s003_09_triton_kernels(python: Python) -> None:
     pytest.importorskip("triton")
     found = json.loads(python(_INTERPRETED, kernels=False, TRITON_INTERPRET="1").stdout)
     assert len(found) == 6
