@@ -220,7 +220,7 @@ def test_s000_18_freed_once(cpu: Provider) -> None:
 
 
 @pytest.mark.quick
-def test_s000_19_s000_26_limits_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s000_19_limits_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory and shared memory are asked of the machine (a CPU's largest cache stands for the
     second); constants serve only where the question fails."""
     facts = machine.cpu()
@@ -238,8 +238,9 @@ def test_s000_19_s000_26_limits_of_the_machine(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.quick
 def test_s000_26_the_figures_of_the_design() -> None:
-    """The design's limits are there for all fourteen: 2 GiB and 96 KiB on CUDA, 64 GiB and 32 MiB
-    on CPUs, 16 GiB and 64 KiB on Apple GPUs."""
+    """The design's limits are there for all fourteen (2 GiB and 96 KiB on CUDA, 64 GiB and 32 MiB
+    on CPUs, 16 GiB and 64 KiB on Apple GPUs), and what the machine says comes before them."""
+    assert provider("cpu").get_max_memory() != LIMITS["cpu"].memory
     assert set(LIMITS) == set(NAMES)
     found = {name: (LIMITS[name].memory, LIMITS[name].shared) for name in ("cuda", "cpu", "mps")}
     assert found == {

@@ -295,6 +295,29 @@ def test_s000_07_mkldnn() -> None:
     assert not providers.get("ipex").probe().available or provider("mkldnn").is_available()
 
 
+@pytest.fixture(scope="module")
+def by_openmp() -> CompileContext:
+    """The one graph of this file for which C++ is generated."""
+    if not provider("openmp").is_available():
+        pytest.skip(provider("openmp").reason)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256), nn.Softmax(-1))
+    return compiled_by("openmp", model.eval(), torch.randn(64, 256), num_workers=2)
+
+
+def test_s000_08_openmp(by_openmp: CompileContext) -> None:
+    """OpenMP: linear layers are C++ kernels of this project, compiled with OpenMP, on as many
+    threads as `num_workers` says."""
+    assert by_openmp.taken == ("linear:openmp",)
+    hold(by_openmp, torch.randn(64, 256))
+    flags = provider("openmp").get_compile_flags()
+    assert "openmp" in flags.split("provider=openmp")[1]  # -fopenmp, or -Xpreprocessor -fopenmp
+    assert by_openmp.report is not None
+    (graph,) = by_openmp.report
+    assert graph.settings.threads == 2
+    assert graph.provider == "inductor"
+
+
 def test_s000_08_s001_11_threads_during_the_call() -> None:
     """`num_workers=n` is the number of CPU threads while the graph runs, and the caller's number is
     back after it."""
@@ -319,28 +342,6 @@ def test_s000_08_s001_11_threads_during_the_call() -> None:
     wrong = CompileContext(mlp(), (torch.ones(1, 256),), num_workers=0)
     with pytest.raises(kernel_dispatch.SettingError, match="threads=0"):
         provider("cpu").compile(wrong)
-
-
-@pytest.fixture(scope="module")
-def by_openmp() -> CompileContext:
-    """The one graph of this file for which C++ is generated."""
-    if not provider("openmp").is_available():
-        pytest.skip(provider("openmp").reason)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256), nn.Softmax(-1))
-    return compiled_by("openmp", model.eval(), torch.randn(64, 256), num_workers=2)
-
-
-def test_s000_08_openmp(by_openmp: CompileContext) -> None:
-    """OpenMP: linear layers are C++ kernels of this project, compiled with OpenMP."""
-    assert by_openmp.taken == ("linear:openmp",)
-    hold(by_openmp, torch.randn(64, 256))
-    flags = provider("openmp").get_compile_flags()
-    assert "openmp" in flags.split("provider=openmp")[1]  # -fopenmp, or -Xpreprocessor -fopenmp
-    assert by_openmp.report is not None
-    (graph,) = by_openmp.report
-    assert graph.settings.threads == 2
-    assert graph.provider == "inductor"
 
 
 @pytest.mark.status(NO_NVIDIA)

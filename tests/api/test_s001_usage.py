@@ -11,7 +11,7 @@ import torch
 
 import kernel_dispatch
 from kernel_dispatch import default_backend
-from kernel_dispatch.registry import BackendRegistry, CompileContext, table
+from kernel_dispatch.registry import BackendRegistry, CompileContext, select_backend, table
 from lowering import machine
 from lowering.errors import BackendNotAvailableError, SettingError, UnifiedWarning
 from tests.support.fake_machine import gpu, pretend
@@ -81,9 +81,12 @@ def test_s001_03_s001_09_set_default_backend(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SettingError, match="Did you mean 'mkl'"):
         kernel_dispatch.set_default_backend("mlk")
     assert kernel_dispatch.get_default_backend() == "cpu", "as before the mistakes"
+    assert select_backend() == "cpu", "where none is named"
     kernel_dispatch.set_default_backend(None)
     assert default_backend.chosen() is None
     pretend(monkeypatch, {"cuda": gpu("sm90")})
+    kernel_dispatch.set_default_backend("cpu")
+    assert kernel_dispatch.get_backend().BACKEND_NAME == "cpu"
     monkeypatch.setenv("UNIFIED_DEVICE", "cuda")
     with pytest.warns(UnifiedWarning, match=r"no effect while UNIFIED_DEVICE=cuda"):
         kernel_dispatch.set_default_backend("cpu")
