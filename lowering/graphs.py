@@ -55,21 +55,27 @@ def dump(module: fx.GraphModule, folder: str) -> None:
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_OURS = Path(__file__).parent  # lowering.ops is called by the user's code, as torch is
+_HERE = Path(__file__).parent
+# Files of ours that the user's code calls, as it calls torch, or that call the user's code.
+_BETWEEN = {
+    str(file).replace("\\", "/")
+    for file in (
+        _HERE / "ops.py",
+        _HERE / "layouts.py",
+        _HERE.parent / "kernel_dispatch" / "backends" / "preparing.py",
+    )
+}
 
 
 def place(node: fx.Node) -> str:
-    """The user's own `file:line` of a node: the innermost frame outside of torch."""
+    """The user's own `file:line` of a node: the innermost frame outside of torch and of ours."""
     found = _FRAME.findall(node.meta.get("stack_trace") or "")
     frames = [(file.replace("\\", "/"), file, line) for file, line in found]
-    frames = [frame for frame in frames if not frame[0].endswith(_AROUND_MODELS)]
+    frames = [frame for frame in frames if frame[0] not in _BETWEEN]
     for name, file, line in reversed(frames):
         if "/torch/" not in name:
             return f"{file}:{line}"
     return ":".join(frames[-1][1:]) if frames else ""
-
-
-_AROUND_MODELS = "kernel_dispatch/backends/preparing.py"  # the call that prepare_model compiles
 
 
 def first_place(module: fx.GraphModule) -> str:
