@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from kernel_dispatch._version import __version__
 
 if TYPE_CHECKING:
-    from lowering.device import Device, DeviceType
-
     from kernel_dispatch.backend import reset, unified
     from kernel_dispatch.backends import (
         BackendFactory,
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from kernel_dispatch.selection import Plan
     from kernel_dispatch.settings import Settings, configure, list_levels, list_options
     from kernel_dispatch.superoptimizing import superoptimize
+    from lowering.device import Device, DeviceType
     from lowering.errors import (
         BackendNotAvailableError,
         RegistrationError,

@@ -75,8 +75,8 @@ def _forget_compiled_graphs() -> None:
     """Only where something was compiled: the quick tests do not pay for importing the compiler."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-    if "kernel_dispatch.backend" in sys.modules:
-        sys.modules["kernel_dispatch.backend"].reset()
+    if "kernel_dispatch.pipeline" in sys.modules:
+        sys.modules["kernel_dispatch.pipeline"].forget()
 
 
 @pytest.fixture(scope="session")

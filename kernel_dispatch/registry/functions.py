@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from kernel_dispatch.registry.selecting import why_not
 from kernel_dispatch.settings import OPTIONS, DeviceWish, resolve
 from lowering.errors import BackendNotAvailableError, UnifiedWarning, unknown
 
+log = logging.getLogger(__name__)
+
 
 def get_available_backends() -> list[str]:
     """Names of the providers that are enabled and whose probes say yes, in the table's order."""
@@ -23,11 +26,9 @@ def get_available_backends() -> list[str]:
 
 
 def is_backend_available(backend: str) -> bool:
-    """False for a name that there is not, too; that is said in a warning."""
+    """False for a name that there is not, too; that is logged, with the nearest name."""
     if table.find(backend) is None:
-        warnings.warn(
-            str(unknown("provider", backend, table.BY_NAME)), UnifiedWarning, stacklevel=2
-        )
+        log.warning("%s", unknown("provider", backend, table.BY_NAME))
         return False
     return BackendRegistry.instance().is_backend_available(backend)
 

@@ -212,7 +212,7 @@ def test_s002_36_what_failed_when_it_ran_was_not_applied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Regions that were lowered and never answered are no optimisations."""
-    from kernel_dispatch import backend
+    from kernel_dispatch import pipeline
     from lowering.contract import Compiled, Region
 
     def breaks(gm: Any, inputs: Any, record: Any) -> Any:
@@ -221,7 +221,7 @@ def test_s002_36_what_failed_when_it_ran_was_not_applied(
 
         return "inductor", Compiled(run=run, regions=[Region("linear", "openmp", 2)])
 
-    monkeypatch.setattr(backend, "_compile", breaks)
+    monkeypatch.setattr(pipeline, "_compile", breaks)
     with pytest.warns(UnifiedWarning, match="broken kernel"):
         _, result = get_optimizer("cpu").optimize(Net(16).eval(), "O2", torch.randn(4, 16))
     assert result.success

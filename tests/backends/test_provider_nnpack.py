@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import kernel_dispatch
-from kernel_dispatch import backend
+from kernel_dispatch import pipeline
 from lowering.providers import nnpack
 from tests.support.compiling import compile_at
 from tests.support.numerics import assert_contract
@@ -39,7 +39,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def measured_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose profile says that NNPACK is the fastest for every convolution."""
     order = {("convolution", "float32", "spatial"): ("nnpack", "eager")}
-    monkeypatch.setattr(backend, "_ranking", lambda record: order)
+    monkeypatch.setattr(pipeline, "_ranking", lambda record: order)
 
 
 def wide(kernel: int | tuple[int, int] = 5, norm: bool = False, bias: bool = True) -> nn.Module:

@@ -102,6 +102,16 @@ def test_import_takes_less_than_50_ms(python: Python) -> None:
     assert best < 0.050, f"{best * 1e3:.1f} ms"
 
 
+def test_loading_the_backend_does_not_load_what_it_works_with(python: Python) -> None:
+    """Torch looks its name up without a lock: threads that ask meanwhile would fail."""
+    script = (
+        "import sys, torch._dynamo, kernel_dispatch; before = set(sys.modules)\n"
+        "torch._dynamo.lookup_backend('unified'); new = set(sys.modules) - before\n"
+        "print(sorted(m for m in new if m.startswith(('kernel_dispatch', 'lowering'))))"
+    )
+    assert python(script).stdout.strip() == "['kernel_dispatch.backend']"
+
+
 def test_importing_torch_does_not_import_us(python: Python) -> None:
     out = python(
         "import sys, torch\nprint([m for m in sys.modules if m.split('.')[0] in "
