@@ -61,7 +61,7 @@ def test_s000_16_an_answer_follows_the_probe(monkeypatch: pytest.MonkeyPatch) ->
     """Not what the operating system is called, nor a variable: the probe decides, each time."""
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0")
     assert not provider("nki").is_available()
-    pretend(monkeypatch, {"cuda": gpu("sm90")}, ["cudnn"])
+    pretend(monkeypatch, {"cuda": gpu("sm90")}, ["cudnn"], ["cusparselt"])
     assert provider("cuda").is_available()
     assert provider("cudnn").is_available()
     assert not provider("cusparselt").is_available(), "the GPU is here, its library is not"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import kernel_dispatch
-from kernel_dispatch import DryRun, ProviderId, dry_run
+from kernel_dispatch import DryRun, ProviderId, devices, dry_run
 from kernel_dispatch.registry import (
     BackendInfo,
     BackendRegistry,
@@ -231,6 +231,7 @@ def test_s000_15_xeon(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {**vars(facts), "isa": isa, "vendor": "intel"}
     xeon_cpu = machine.CpuFacts(**{**others, "model": "Intel(R) Xeon(R) Platinum 8488C"})
     monkeypatch.setattr(machine, "cpu", lambda: xeon_cpu)
+    monkeypatch.setattr(devices, "_answers", {})  # what was asked of the real CPU, and of this one
     found = provider("xeon")
     assert found.is_available()
     assert "with AMX" in found.probe.version

@@ -27,9 +27,10 @@ def pretend(
     monkeypatch: pytest.MonkeyPatch,
     here: Mapping[str, Mapping[str, Any]],
     working: Collection[str] = (),
+    missing: Collection[str] = (),
 ) -> None:
-    """These targets are here, with these details; `working` are providers that say yes. The CPU is
-    this machine's own."""
+    """These targets are here, with these details; `working` are providers that say yes, `missing`
+    such that say no. The CPU is this machine's own."""
     real, real_provider = devices.probe, devices.probe_provider
 
     def probe(target: Target) -> Probe:
@@ -38,6 +39,8 @@ def pretend(
         return real(target)
 
     def probe_provider(name: str) -> Probe:
+        if name in missing:
+            return Probe.no("fake")
         return Probe.yes("fake") if name in working else real_provider(name)
 
     monkeypatch.setattr(devices, "probe", probe)
