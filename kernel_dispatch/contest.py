@@ -39,6 +39,8 @@ MIN_ROUNDS, MAX_ROUNDS = 7, 60
 _WARM_UP_CALLS = 8  # of a candidate that compiles again and again, before it is given up
 _SAMPLE_S = 0.002  # a sample repeats short calls until it lasts this long: clocks are coarse
 _SHORTEST_CALL_S = 2e-6
+# Where eager itself is this far from float64, twice its error would let anything pass.
+_TOO_FAR_TO_JUDGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,14 @@ class Contest:
         entries = [baseline, *(Entry(one.name, limit=one.limit) for one in contestants)]
         with self._left_as_it_was():
             why_not = self._establish()
+            if not why_not:
+                self._enter(baseline, lambda fn: fn)
+                why_not = baseline.reason if baseline.status else ""
             if why_not:
                 for entry in entries[1:]:
                     entry.out("unverified", why_not)
                 baseline.status, baseline.reason = "fastest", why_not
                 return entries
-            self._enter(baseline, lambda fn: fn)
             for entry, contestant in zip(entries[1:], contestants, strict=True):
                 self._enter(entry, contestant.make)
             self._rounds([entry for entry in entries if not entry.status])
@@ -134,12 +138,19 @@ class Contest:
             truth = establish(step)  # type: ignore[arg-type]  # a Step in all that it is asked
         except WrongResult as error:
             return str(error)
+        except Exception as error:  # noqa: BLE001  (it ran before: comparing is what fails)
+            return f"its results cannot be compared: {one_line(error)}"
         if truth.random:
             return "its results are random, so that no other way to them can be verified"
         if not truth.repeatable:
             return (
                 "two calls from the same weights and inputs differ: it keeps state elsewhere, "
                 "which cannot be put back"
+            )
+        if max(truth.errors, default=0.0) > _TOO_FAR_TO_JUDGE:
+            return (
+                f"eager's own error against float64 is {max(truth.errors):.1e}, so that no bound "
+                f"would tell a right result from a wrong one"
             )
         self.truth = truth
         return ""
@@ -230,7 +241,8 @@ class Contest:
                 raise
             entry.out("failed", f"while it was timed: {one_line(error)}")
             return
-        if self._compiles.count() > before:
+        # Of the baseline it is somebody else's compilation, or the function's own.
+        if self._compiles.count() > before and entry.name != BASELINE:
             entry.out("recompiled", f"while it was timed{self._compiles.reason()}")
 
     def _verified_again(self, entry: Entry) -> None:

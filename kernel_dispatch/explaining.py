@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,10 +110,14 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
 
 
 def compiled_afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` under a backend object of its own, so that no earlier compilation is reused."""
-    from kernel_dispatch.backend import unified
+    """`fn` as it was compiled before, if it was, and with nothing of that reused."""
+    return unified_apart(fn, _kwargs_of(fn))
 
-    given = _kwargs_of(fn)
+
+def unified_apart(fn: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:
+    """`fn` under `unified`, called with these keyword arguments, as a backend object of its own: no
+    compilation of before is reused, and none of other code counts against its limit."""
+    from kernel_dispatch.backend import unified
 
     @functools.wraps(unified)
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any) -> Any:

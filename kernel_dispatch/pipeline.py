@@ -149,7 +149,8 @@ def _open(
     """Start the graph's record, and say at once what is already known to fall short."""
     wrapped, function = dynamo.owner()
     owner = origin(wrapped)
-    if function.startswith("wrap_inline"):  # torch's stand-in for the forward of its own modules
+    shared = function.startswith("wrap_inline")  # torch's stand-in for forwards of its own modules
+    if shared:
         function = type(owner).__name__
     compile_id, version = dynamo.compile_id()
     record = reporting.open_record(
@@ -167,27 +168,44 @@ def _open(
     for name in sorted(set(unknown_kwargs) - {"name"}):
         record.notes.append(str(Reason("unexpected-kwargs", f"torch passed {name}=, not used")))
     record.notes += layouts.copies_in(gm.graph)
-    _say_what_falls_short(record, version)
+    _say_what_falls_short(record)
+    _say_what_comes_near(record, version, shared)
     return record
 
 
-def _say_what_falls_short(record: GraphReport, version: int) -> None:
+def _say_what_falls_short(record: GraphReport) -> None:
     chosen = record.plan
     for reason in chosen.refused_wish[:1]:
         wish = str(record.settings.device)
         reporting.fell_back(record, "plan", wish, f"{chosen.target}/{chosen.provider}", reason)
     for reason in chosen.missing:
         reporting.fell_back(record, "plan", reason.text.split(":")[0], chosen.provider, reason)
+
+
+def _say_what_comes_near(record: GraphReport, version: int, shared: bool) -> None:
+    """Dynamo's recompile limit, of this function or of all modules that share a stand-in."""
     limit = dynamo.recompile_limit()
-    if limit is not None and version and dynamo.versions() == limit:
-        at = f" ({record.place})" if record.place else ""
+    if limit is None or not version or dynamo.versions() != limit:
+        return
+    if shared:
+        # Nothing is wrong with this module, so this is no warning: others came before it.
         text = (
-            f"{record.function}{at} has been compiled {limit} times, which is "
-            f"Dynamo's recompile limit: one more change and it runs uncompiled. The failing guard: "
-            f"{record.recompile_reason or 'unknown'}. Use dynamic=True, or raise "
-            f"torch._dynamo.config.recompile_limit."
+            f"{record.function} is a class of torch's own, and torch counts the compilations of "
+            f"all such modules together: {limit} were made, which is Dynamo's recompile limit, and "
+            f"the next one runs uncompiled. Put them into a module of yours, call "
+            f"torch.compiler.reset(), or raise torch._dynamo.config.recompile_limit."
         )
-        reporting.warn_once(record, Reason("recompile-limit", text, record.place))
+        record.notes.append(str(Reason("recompile-limit", text, record.place)))
+        log.warning("%s", text)
+        return
+    at = f" ({record.place})" if record.place else ""
+    text = (
+        f"{record.function}{at} has been compiled {limit} times, which is "
+        f"Dynamo's recompile limit: one more change and it runs uncompiled. The failing guard: "
+        f"{record.recompile_reason or 'unknown'}. Use dynamic=True, or raise "
+        f"torch._dynamo.config.recompile_limit."
+    )
+    reporting.warn_once(record, Reason("recompile-limit", text, record.place))
 
 
 def _compile(

@@ -24,6 +24,9 @@ from lowering.contract import Region
 from lowering.errors import StrictModeError, UnifiedWarning
 from lowering.reasons import Reason
 
+# Lowered in an earlier process: only running shows what is in the graph.
+_OUT_OF_A_CACHE = "(out of torch's cache: what was done to its weights is not known here)"
+
 
 @dataclass(frozen=True)
 class Fallback:
@@ -154,6 +157,8 @@ class GraphReport:
                 "count": -(-n // calls),
                 "runs": n,
                 "place": self.place,
+                "detail": _OUT_OF_A_CACHE,
+                "packed_bytes": None,
             }
             for (name, who), n in self._region_runs.items()
             if (name, who) not in known

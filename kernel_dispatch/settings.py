@@ -69,6 +69,10 @@ def _parse_device(value: Any, source: str) -> DeviceWish | None:
         return None
     name, _, index = str(value).strip().lower().partition(":")
     target = targets.resolve_name(name)
+    if name == "gpu":
+        raise SettingError(
+            f"device {value!r} (from {source}) could be several: give cuda, rocm, xpu or mps."
+        )
     if target is None:
         raise unknown("device", value, ["auto", *targets.accepted_names()], source)
     if index and not (index.isascii() and index.isdigit()):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
 
 from kernel_dispatch import devices
 from kernel_dispatch.bench.results import BASELINE, Speedup
 from kernel_dispatch.callables import given_to_torch
 from kernel_dispatch.contest import Clock, Contest, Contestant, Entry, Limit
-from kernel_dispatch.explaining import compiled_apart
+from kernel_dispatch.explaining import unified_apart
 from kernel_dispatch.registry import availability, select_backend, table
 from kernel_dispatch.rehearsing import module_of, state_of
 from kernel_dispatch.reporting import Report, report
@@ -165,18 +163,9 @@ def _unified(level: Level, options: Mapping[str, Any]) -> Contestant:
     own = {**options, "level": str(level)}
     settings = resolve(None, own)  # what is wrong with an option is told before anything compiles
     given_away = settings.tolerance if level >= Level.O3 else 0.0
-    return Contestant(f"unified {level}", lambda fn: _compiled(fn, own), Limit(also=given_away))
-
-
-def _compiled(fn: Function, options: Mapping[str, Any]) -> Function:
-    """Under a backend object of its own: no candidate gets graphs of another one, or of before."""
-    from kernel_dispatch.backend import unified
-
-    @functools.wraps(unified)
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any) -> Any:
-        return unified(gm, example_inputs, **{"options": options, **more})
-
-    return compiled_apart(fn, backend)
+    return Contestant(
+        f"unified {level}", lambda fn: unified_apart(fn, {"options": own}), Limit(also=given_away)
+    )
 
 
 # --- a backend by name ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -124,8 +124,9 @@ class BaseBackend(ABC):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> Literal[False]:
         self.empty_cache()
+        return False  # an exception passes
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self.device}>"

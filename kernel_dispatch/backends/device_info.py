@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,38 @@ class DeviceInfo:
 
     def __getitem__(self, name: str) -> Any:
         _warn(f"info[{name!r}]")
-        if not hasattr(type(self), name) and name not in self.__dict__:
+        if not self._has(name):
             guess = nearest(str(name), self.__dict__)
-            raise KeyError(f"{name!r} is no field of DeviceInfo; did you mean {guess!r}?")
+            hint = f"did you mean {guess!r}?" if guess else f"it has {', '.join(self.__dict__)}"
+            raise KeyError(f"{name!r} is no field of DeviceInfo; {hint}")
         return getattr(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         _warn(f"info.get({name!r})")
-        known = name in self.__dict__ or name in ("total_memory_gb", "total_memory_mb")
-        return getattr(self, name) if known else default
+        return getattr(self, name) if self._has(name) else default
+
+    def __contains__(self, name: object) -> bool:
+        _warn(f"{name!r} in info")
+        return self._has(name)
+
+    def __iter__(self) -> Iterator[str]:
+        _warn("iter(info)")
+        return iter(self.to_dict())
+
+    def keys(self) -> KeysView[str]:
+        _warn("info.keys()")
+        return self.to_dict().keys()
+
+    def values(self) -> ValuesView[Any]:
+        _warn("info.values()")
+        return self.to_dict().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        _warn("info.items()")
+        return self.to_dict().items()
+
+    def _has(self, name: object) -> bool:
+        return name in self.__dict__ or name in ("total_memory_gb", "total_memory_mb")
 
 
 def _warn(use: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,7 +20,15 @@ from kernel_dispatch.backends.target_backend import by_factory
 from kernel_dispatch.backends.tpu import TPUBackend, TPUOptimizer
 from kernel_dispatch.config.dispatch import DispatchConfig
 from kernel_dispatch.registry import table
-from lowering.errors import BackendNotAvailableError, RegistrationError, SettingError, unknown
+from lowering.errors import (
+    BackendNotAvailableError,
+    RegistrationError,
+    SettingError,
+    UnifiedError,
+    unknown,
+)
+
+log = logging.getLogger(__name__)
 
 
 class Vendor(NamedTuple):
@@ -48,7 +57,7 @@ class BackendFactory:
     @classmethod
     def create(
         cls,
-        backend_type: BackendType | str = BackendType.AUTO,
+        backend_type: BackendType | str | None = BackendType.AUTO,
         config: DispatchConfig | None = None,
     ) -> BaseBackend:
         """The backend of a vendor; one that is named and not here is a BackendNotAvailableError."""
@@ -62,7 +71,7 @@ class BackendFactory:
     @classmethod
     def create_optimizer(
         cls,
-        backend_type: BackendType | str = BackendType.AUTO,
+        backend_type: BackendType | str | None = BackendType.AUTO,
         config: DispatchConfig | None = None,
     ) -> BaseOptimizer:
         """The optimizer of a vendor. It can be asked for its strategies wherever it is; to
@@ -109,7 +118,7 @@ class BackendFactory:
 
 
 def get_backend(
-    name: BackendType | str = BackendType.AUTO, config: DispatchConfig | None = None
+    name: BackendType | str | None = BackendType.AUTO, config: DispatchConfig | None = None
 ) -> BaseBackend:
     """The backend of that vendor, or the best one that is here."""
     return BackendFactory.create(name, config)
@@ -119,7 +128,7 @@ def get_optimizer(
     name: BackendType | str | None = None, config: DispatchConfig | None = None
 ) -> BaseOptimizer:
     """The optimizer of that vendor, or of the best one that is here."""
-    return BackendFactory.create_optimizer(BackendType.AUTO if name is None else name, config)
+    return BackendFactory.create_optimizer(name, config)
 
 
 def detect_best_backend() -> BackendType:
@@ -140,7 +149,9 @@ def _all() -> dict[str, Vendor]:
         return {**_OURS, **_registered}
 
 
-def _name(given: BackendType | str) -> str:
+def _name(given: BackendType | str | None) -> str:
+    if given is None:
+        return BackendType.AUTO.value
     word = given.strip().lower() if isinstance(given, str) else given
     if isinstance(word, str) and word in _all():
         return str(word)
@@ -176,6 +187,8 @@ def _absence(vendor: Vendor) -> str:
         if backend.is_available:
             return ""
         said = backend.get_device_info().properties.get("reason", "")
+    except SettingError:  # the user's own mistake, such as a configuration file that is not there
+        raise
     except Exception as error:  # noqa: BLE001  (third-party classes: one bad one stops nobody)
         return f"asking for it raised {type(error).__name__}: {error}"
     return str(said) or "it says that its device is not here"
@@ -194,13 +207,20 @@ def _told(vendor: Vendor) -> dict[str, Any]:
 
 def _demand(backend: BaseBackend) -> None:
     demand = getattr(backend, "_demand", None)
-    if demand is not None:
-        demand()
-    elif not backend.is_available:
-        raise BackendNotAvailableError(
-            f"the backend {backend.BACKEND_NAME!r} was asked for and is not here. "
-            f"Available: {', '.join(list_available_backends())}."
-        )
+    why = ""
+    try:
+        if demand is not None:
+            return demand()
+        if backend.is_available:
+            return None
+    except UnifiedError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is not here)
+        why = f": asking for it raised {type(error).__name__}: {error}"
+    raise BackendNotAvailableError(
+        f"the backend {backend.BACKEND_NAME!r} was asked for and is not here{why}. "
+        f"Available: {', '.join(list_available_backends())}."
+    )
 
 
 # --- AUTO -----------------------------------------------------------------------------------------
@@ -215,11 +235,22 @@ def _best(config: DispatchConfig | None) -> BaseBackend:
         _demand(backend)
         return backend
     for name in _in_order(wished):
-        backend = _made(_OURS[name].backend, config)
-        if getattr(backend, "preferred", backend.is_available):
-            return backend
-    names = ", ".join(_in_order(wished))
-    raise BackendNotAvailableError(f"none of the backends {names} can be used here.")
+        if (found := _preferred(_OURS[name], config)) is not None:
+            return found
+    whys = "; ".join(f"{name}: {_absence(_OURS[name])}" for name in _in_order(wished))
+    raise BackendNotAvailableError(f"no backend can be used here: {whys}.")
+
+
+def _preferred(vendor: Vendor, config: DispatchConfig | None) -> BaseBackend | None:
+    """None also where asking for it fails: one broken driver stops nobody else."""
+    try:
+        backend = _made(vendor.backend, config)
+        return backend if getattr(backend, "preferred", backend.is_available) else None
+    except SettingError:
+        raise
+    except Exception:
+        log.warning("%s was left out", vendor.backend.__name__, exc_info=True)
+        return None
 
 
 def _in_order(wished: settings.Settings) -> Iterator[str]:

@@ -49,6 +49,13 @@ def counted(graphs: Report) -> dict[str, Any]:
         "graph_breaks": sum(graph.graph_break is not None for graph in graphs),
         "runs": sum(graph.runs for graph in graphs),
         "compile_seconds": sum(sum(graph.seconds.values()) for graph in graphs),
-        "packed_bytes": sum(part.packed_bytes for graph in graphs for part in graph.regions),
+        "packed_bytes": _packed_bytes(graphs),
         "transfers": sum(graph.transfers for graph in graphs),
     }
+
+
+def _packed_bytes(graphs: Report) -> int | None:
+    """None where a graph came out of torch's cache, and nobody knows."""
+    parts = [part for graph in graphs for part in graph.as_dict()["regions"]]
+    known = [part["packed_bytes"] for part in parts if "packed_bytes" in part]
+    return None if None in known else sum(known)

@@ -18,6 +18,7 @@ from kernel_dispatch.backends.base import BaseBackend, LevelLike
 from kernel_dispatch.backends.device_info import DeviceInfo
 from kernel_dispatch.backends.levels import OptimizationLevel
 from kernel_dispatch.backends.moving import each_tensor
+from kernel_dispatch.backends.sampling import without_trace
 from kernel_dispatch.config.dispatch import DispatchConfig
 from lowering import targets
 from lowering.contract import Probe, Target
@@ -176,7 +177,8 @@ class TargetBackend(BaseBackend):
 
         With a `dtype` the model is copied, so that the caller's weights keep theirs, and inputs
         are cast at each call. With a `sample_input` (a tensor, a tuple, or a dict of keyword
-        arguments) it compiles now, else at its first call.
+        arguments) it compiles now, else at its first call; the sample leaves no trace in buffers
+        and random state.
         """
         module = self._placed(preparing.plain(model)).eval()
         if dtype is not None:
@@ -184,7 +186,8 @@ class TargetBackend(BaseBackend):
         around = preparing.without_gradients(dtype)
         optimized = preparing.prepare(module, self._options_of(model), around)
         if sample_input is not None:
-            self.call(optimized, sample_input)
+            with without_trace(optimized, self.device):
+                self.call(optimized, sample_input)
         return optimized
 
     def optimize_for_training(
@@ -260,7 +263,7 @@ def _record(found: Probe, device_id: int) -> Mapping[str, Any]:
 
 
 def _as_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    if not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise SettingError(f"dtype={dtype}: give a floating-point dtype, such as torch.bfloat16.")
     held = [*module.parameters(), *module.buffers()]
     if all(one.dtype == dtype for one in held if one.is_floating_point()):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from kernel_dispatch import reporting, settings
@@ -15,6 +12,7 @@ from kernel_dispatch.backends.base import LevelLike
 from kernel_dispatch.backends.base_optimizer import BaseOptimizer
 from kernel_dispatch.backends.levels import OptimizationLevel
 from kernel_dispatch.backends.results import OptimizationResult, OptimizationStrategy
+from kernel_dispatch.backends.sampling import without_trace
 from kernel_dispatch.backends.target_backend import TargetBackend, by_factory
 from kernel_dispatch.config.dispatch import DispatchConfig
 
@@ -43,7 +41,7 @@ class TargetOptimizer(BaseOptimizer):
             result = OptimizationResult(True, prepared, effective, warnings=[_NO_SAMPLE])
             return prepared, result
         try:
-            with _without_trace(prepared, self.backend.device):
+            with without_trace(prepared, self.backend.device):
                 self.backend.call(prepared, sample_input)
         except Exception as error:  # noqa: BLE001  (whatever a model raises is told, not thrown)
             own = preparing.plain(model)
@@ -75,24 +73,3 @@ def _told(prepared: nn.Module, level: OptimizationLevel) -> OptimizationResult:
 
 _NO_SAMPLE = "nothing was compiled yet: no sample_input was given; the first call compiles"
 _NO_GRAPH = "nothing was compiled: Dynamo handed over no graph; kernel_dispatch.explain tells why"
-
-
-@contextlib.contextmanager
-def _without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Random state and buffers (running statistics) as they were; gradients as the mode asks."""
-    gradients = torch.is_grad_enabled() and model.training
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with _random_state_of(device), torch.set_grad_enabled(gradients):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
-
-
-def _random_state_of(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """torch's fork_rng knows GPUs by their number; others have the CPU's state put back only."""
-    if device.type in ("cuda", "xpu"):
-        return torch.random.fork_rng([device.index], device_type=device.type)
-    return torch.random.fork_rng([])

@@ -9,6 +9,7 @@ Nothing is built from it: it is read when a graph is compiled (`UNIFIED_CONFIG` 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import warnings
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from kernel_dispatch.registry.table import BY_NAME, OWN_TARGET, TABLE
 from lowering.errors import SettingError, UnifiedWarning, nearest
+
+log = logging.getLogger(__name__)
 
 _FLAGS = {info.flag: info.name for info in TABLE}
 # Of the original's build, which this project does not have: accepted while they ask for nothing.
@@ -114,6 +117,9 @@ def _read(file: Path, version: tuple[int, int]) -> BackendFile:
     enabled = frozenset(_FLAGS[flag] for flag, value in on.items() if value)
     if not enabled:
         raise SettingError(f"{NOTHING_ON}: {file} switches on none of {', '.join(_FLAGS)}.")
+    if not enabled & OWN_TARGET.keys():
+        switches = ", ".join(f"USE_{name.upper()}" for name in OWN_TARGET)
+        log.warning("%s switches on none of %s: every graph is left to eager", file, switches)
     return BackendFile(str(file), enabled)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernel_dispatch import devices
+from kernel_dispatch.explaining import unified_apart
 from kernel_dispatch.registry import availability, policy
 from kernel_dispatch.registry.interface import CompileContext
 from kernel_dispatch.reporting import GraphReport, Report, report
@@ -28,7 +29,7 @@ def compile(provider: Provider, ctx: CompileContext) -> bool:
         return False
     options = _options(provider, ctx)
     resolve(None, options)
-    compiled: Any = torch.compile(ctx.model, backend="unified", options=options)
+    compiled: Any = unified_apart(ctx.model, {"options": options})
     run = _in_grad_mode(compiled, ctx.training)
     try:
         _call(run, ctx.example_inputs)

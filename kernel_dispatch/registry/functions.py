@@ -54,9 +54,12 @@ def get_backend_info(backend: str) -> dict[str, Any]:
 
 
 def get_default_backend() -> str:
-    """UNIFIED_DEVICE, else what was set, else cuda where it is here, else the first that is."""
-    wish, chosen = resolve().device, default_backend.chosen()
-    if chosen is not None and (wish is None or wish.target in table.BY_NAME[chosen].targets):
+    """configure(provider=), else a forced device, else what was set, else cuda where it is here,
+    else the first that is. What was set also holds where it computes on the forced device."""
+    settings = resolve()
+    wish, chosen = settings.device, settings.provider
+    here = chosen is not None and (wish is None or wish.target in table.BY_NAME[chosen].targets)
+    if chosen is not None and (here or dict(settings.sources)["provider"] == "configure()"):
         return chosen
     if wish is not None:
         return _forced(wish)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Iterable, Sequence
 
 from kernel_dispatch.registry import table
 from kernel_dispatch.registry.provider import Provider
 from kernel_dispatch.registry.registry import BackendRegistry
-from lowering.errors import BackendNotAvailableError, UnifiedWarning, unknown
+from lowering.errors import BackendNotAvailableError, unknown
+
+log = logging.getLogger(__name__)
 
 
 def select_backend(
@@ -28,7 +30,7 @@ def select_backend(
     wished = [backend, *others]
     for name in wished:
         if BackendRegistry.instance().is_backend_available(name):
-            _warn_of_unknown(wished[: wished.index(name)])
+            _tell_of_unknown(wished[: wished.index(name)])
             return table.demand(name).name
     head = (
         f"No available backend from {wished}"
@@ -50,8 +52,8 @@ def why_not(name: str) -> str:
     return f"{info.name}: {reason}."
 
 
-def _warn_of_unknown(passed_over: Iterable[str]) -> None:
+def _tell_of_unknown(passed_over: Iterable[str]) -> None:
     """A typo must not look like a provider that is absent."""
     for name in passed_over:
         if table.find(name) is None:
-            warnings.warn(why_not(name), UnifiedWarning, stacklevel=3)
+            log.warning("%s", why_not(name))

@@ -203,8 +203,8 @@ _OF_TARGET = {target: name for name, target in OWN_TARGET.items()}
 
 def find(name: object) -> BackendInfo | None:
     """By id, name, alias (`nvidia`, `onednn`, `BT_CPU`) in any case; None if there is none."""
-    if isinstance(name, ProviderId):
-        return BY_ID.get(name)
+    if isinstance(name, int) and not isinstance(name, bool):
+        return BY_ID.get(name)  # type: ignore[call-overload]  # an IntEnum is found by its number
     if not isinstance(name, str):
         return None
     word = name.strip().lower().removeprefix("bt_").replace("-", "_")

@@ -45,6 +45,7 @@ def config_of(request: Request) -> dict[str, Any]:
 
 def compile(request: Request) -> Compiled:
     """Through Inductor's own entry, so that its caches, AOTAutograd and lazy backward all apply."""
+    from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     request, ordered = before_autograd.lower(request)
@@ -61,7 +62,8 @@ def compile(request: Request) -> Compiled:
     if takes_regions:
         inner_compile = _with_regions(request, regions)
     if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
-        more["decompositions"] = vocabulary.table()
+        with inductor_config.patch(config):  # which operators are taken apart depends on it
+            more["decompositions"] = vocabulary.table()
     skips = _cuda_graph_skips()
     run: Any = compile_fx(
         request.graph,

@@ -362,3 +362,32 @@ def test_s000_32_the_candidates_do_not_share_graphs_and_keep_what_was_asked() ->
     }.values()
     assert graph.settings.as_dict()["provider"]["value"] == "cpu"
     assert only.name in ("eager", "unified O1")
+
+
+def test_s000_32_where_eager_is_far_from_float64_nothing_is_judged() -> None:
+    """Twice eager's error would let anything pass, zeros too."""
+    found = contest(lambda x: (x + 1e8) - 1e8, torch.randn(8), zeros=(0.1, torch.zeros_like))
+    assert status(found) == {"eager": "fastest", "zeros": "unverified"}
+    assert "eager's own error" in found.candidates[0].reason
+
+
+def test_s000_32_what_cannot_be_compared_is_kept() -> None:
+    found = superoptimize(lambda x: x.to_sparse(), torch.eye(3), levels=["O0"], seconds=0.05)
+    assert status(found) == {"eager": "fastest", "unified O0": "unverified"}
+    assert "cannot be compared" in found.candidates[0].reason
+
+
+def test_s000_32_compilations_elsewhere_do_not_unseat_the_baseline() -> None:
+    """Of the function itself, or of another thread: eager stays what the others are compared to."""
+    calls = 0
+
+    def compiles_now_and_then(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in (20, 25, 30):
+            torch.compile(lambda y: y * 2, backend="eager")(torch.randn(calls))
+        return x * 2
+
+    assert superoptimize(compiles_now_and_then, torch.randn(4), levels=[], seconds=0.05).name == (
+        "eager"
+    )

@@ -303,3 +303,21 @@ def test_s000_16_numbers_are_an_enumeration() -> None:
     """Numbers compare with plain integers, as in the original."""
     assert ProviderId.BT_CPU is ProviderId.CPU
     assert ProviderId(24) is ProviderId.OPT_EINSUM
+
+
+def test_s000_17_each_compilation_stands_alone() -> None:
+    """Dynamo's limit of compilations counts one context, and so does what was taken."""
+    for number in range(10):
+        model = nn.Sequential(nn.Linear(16, 16 + number), nn.ReLU()).eval()
+        ctx = CompileContext(model, (torch.randn(64, 16),), level="O0")
+        assert provider("cpu").compile(ctx), ctx.error
+        (graph,) = ctx.report or []
+        assert graph.runs == 1
+
+
+@pytest.mark.quick
+def test_s000_21_a_number_is_a_key_too() -> None:
+    registry = BackendRegistry.instance()
+    assert registry.get_backend(10) is registry.get_backend("cpu")
+    assert registry.get_backend(4711) is None
+    assert registry.get_backend(True) is None

@@ -440,3 +440,12 @@ def test_s002_13_a_tpu_answers_only_where_its_runtime_starts(
     assert absent(TPUBackend).is_available is False
     with pytest.raises(BackendNotAvailableError, match="no TPU answers"):
         get_backend("tpu")
+
+
+def test_s002_38_device_information_still_reads_like_a_dict() -> None:
+    info = get_backend("cpu").get_device_info()
+    with pytest.warns(DeprecationWarning, match="no longer a dict"):
+        assert "device_name" in info
+        assert dict(info) == info.to_dict()
+        assert list(info) == list(info.keys())
+        assert dict(info.items()) == dict(zip(info, info.values(), strict=True))

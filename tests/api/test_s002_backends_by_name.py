@@ -83,7 +83,7 @@ def test_s002_03_create_takes_members_names_and_aliases(
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("given", ["nvidea", "", "neuron", 3, None])
+@pytest.mark.parametrize("given", ["nvidea", "", "neuron", 3])
 def test_s002_03_create_refuses_what_is_unknown(given: Any) -> None:
     with pytest.raises(ValueError, match="unknown backend") as caught:
         BackendFactory.create(given)
@@ -360,3 +360,24 @@ def test_s002_03_what_cannot_be_registered() -> None:
     for name, kind in {"cpu": _Chip, "no name": _Chip, "base": BaseBackend, "int": int}.items():
         with pytest.raises(RegistrationError):
             BackendFactory.register_backend(name, kind)  # type: ignore[arg-type]
+
+
+def test_s002_23_a_broken_driver_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(self: Any) -> bool:
+        raise OSError("driver broke")
+
+    monkeypatch.setattr(AMDBackend, "_check_availability", breaks)
+    assert detect_best_backend() == "cpu"
+    assert get_backend().BACKEND_NAME == "cpu"
+    with pytest.raises(BackendNotAvailableError, match="'amd' was asked for"):
+        get_backend("amd")
+
+
+def test_s002_02_no_name_is_auto() -> None:
+    assert detect_best_backend() == get_backend(None).BACKEND_NAME
+
+
+def test_s002_24_a_file_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNIFIED_CONFIG", "/nowhere/config.cmake")
+    with pytest.raises(ValueError, match=r"/nowhere/config\.cmake"):
+        list_available_backends()

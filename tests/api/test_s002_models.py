@@ -456,3 +456,24 @@ def test_s002_30_o3_plans_fewer_bits_and_autotuning() -> None:
         takers[tolerance] = region.provider
         assert region.left or "8-bit floats" in region.why
     assert takers == {0.05: "triton", 0.0: "inductor"}
+
+
+def test_s002_11_the_sample_leaves_no_trace() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x + torch.rand_like(x)
+
+    x, before = torch.randn(3), torch.get_rng_state()
+    model = get_backend("cpu").optimize_for_inference(Counts(), x)
+    assert model.calls == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_s002_11_a_dtype_is_a_dtype() -> None:
+    with pytest.raises(ValueError, match="dtype=bfloat16"):
+        get_backend("cpu").optimize_for_inference(nn.Linear(2, 2), dtype="bfloat16")

@@ -519,3 +519,13 @@ except RuntimeError as error:
     assert out.startswith("StrictModeError")
     assert "inductor" in out
     assert "provider-absent" in out
+
+
+def test_modules_of_torchs_own_share_a_limit_and_are_not_blamed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each was compiled once; a warning would be an error of theirs."""
+    kinds = [nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.Mish, nn.Softplus]
+    for kind in [*kinds, nn.Hardswish]:
+        torch.compile(kind(), backend="unified", options={"level": "O0"})(torch.randn(4))
+    assert caplog.text.count("compilations of all such modules together") == 1

@@ -418,3 +418,17 @@ def test_inductor_config_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen[0].items() >= {"cpp.simdlen": 0, "epilogue_fusion": False, "cpp.threads": 1}.items()
     assert kernel_dispatch.report(compiled)[0].provider == "inductor"
     assert torch._inductor.config.epilogue_fusion is True
+
+
+def test_inductors_own_random_numbers_can_be_eagers() -> None:
+    """Which operators are taken apart follows the graph's config, not the process's."""
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x)
+
+    options = {"level": "O2", "inductor": {"fallback_random": True}}
+    compiled, x = torch.compile(noisy, backend="unified", options=options), torch.randn(64, 64)
+    torch.manual_seed(0)
+    expected = noisy(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(compiled(x), expected)
