@@ -26,11 +26,13 @@ from kernel_dispatch.backends.results import OptimizationResult, OptimizationStr
 from kernel_dispatch.backends.target_backend import TargetBackend
 from kernel_dispatch.backends.target_optimizer import TargetOptimizer
 from kernel_dispatch.backends.tpu import TPUBackend, TPUOptimizer
+from lowering.errors import BackendNotAvailableError
 
 __all__ = [
     "AMDBackend",
     "AMDOptimizer",
     "BackendFactory",
+    "BackendNotAvailableError",
     "BackendType",
     "BaseBackend",
     "BaseOptimizer",
