@@ -89,12 +89,12 @@ _EXAMPLES = """examples:
   kernel-dispatch doctor                      what is here, what is missing, how to fix it
   kernel-dispatch doctor --json | jq '.rows[] | select(.status == "problem")'
   kernel-dispatch devices                     every target: present, or absent and why
-  kernel-dispatch explain shop.model:build    compile it with `unified` and tell what happened
+  kernel-dispatch explain shop:make    compile it with `unified` and tell what happened
   kernel-dispatch explain train.py -- --epochs 1
-  kernel-dispatch profile shop.model:build    where its time goes, by region and operator
+  kernel-dispatch profile shop:make    where its time goes, by region and operator
   kernel-dispatch calibrate                   measure this machine, once
   kernel-dispatch launch serve.py             run a script bound to cores of one NUMA node
-  kernel-dispatch bench shop.model:build      time it under eager, Inductor and `unified`
+  kernel-dispatch bench shop:make      time it under eager, Inductor and `unified`
 
 exit code: 0 fine, 1 problems found, 2 wrong usage or a bad setting.
 Colour is for terminals only: NO_COLOR switches it off and wins over FORCE_COLOR."""
@@ -120,10 +120,10 @@ backends stay as they are. With --all, torch.compile calls that name no backend 
 unified too. --level and --device are defaults: the script's own options= win."""
 
 _EXPLAIN_EXAMPLES = """examples:
-  kernel-dispatch explain shop.model:build --level O1
+  kernel-dispatch explain shop:make --level O1
   kernel-dispatch explain bench/net.py:forward --device cpu --verbose
   kernel-dispatch explain train.py --all --json -- --epochs 1 > report.json
-  kernel-dispatch explain shop.model:build --device cuda:sm90 --emit kernels
+  kernel-dispatch explain shop:make --device cuda:sm90 --emit kernels
 
 exit code: 0 fine, 1 no graph reached unified or the code raised, 2 wrong usage."""
 

@@ -17,9 +17,9 @@ them. The function is called once, where its tensors are; nothing runs on the de
 
 TARGET is a function as `explain` takes it (see `explain --help`)."""
 EPILOG = """examples:
-  kernel-dispatch dry_run shop.model:build --device mps --verbose
-  kernel-dispatch dry_run shop.model:build --device xpu:client
-  kernel-dispatch dry_run shop.model:build --device cuda:sm90 --emit kernels
+  kernel-dispatch dry_run shop:make --device mps --verbose
+  kernel-dispatch dry_run shop:make --device xpu:client
+  kernel-dispatch dry_run shop:make --device cuda:sm90 --emit kernels
 
 exit code: 0 fine, 1 no graph was captured or one was not lowered, 2 wrong usage."""
 

@@ -32,8 +32,8 @@ TARGET is what `explain` takes (see `explain --help`). A function is compiled an
 before it is measured; a script is measured as it runs, in its compiled graphs only, first calls
 included. Profiling itself takes time: read the shares, not the sum."""
 EPILOG = """examples:
-  kernel-dispatch profile shop.model:build
-  kernel-dispatch profile shop.model:build --level O1 --top 20
+  kernel-dispatch profile shop:make
+  kernel-dispatch profile shop:make --level O1 --top 20
   kernel-dispatch profile train.py --all --json -- --epochs 1 > profile.json
 
 exit code: 0 fine, 1 no graph reached unified or the code raised, 2 wrong usage."""

@@ -33,7 +33,7 @@ Every contender runs in a process of its own; eager is always one of them, since
 others are measured by. Their output is compared with float64 first: a wrong one is not timed."""
 
 EPILOG = """examples:
-  kernel-dispatch bench shop.model:make --levels O0,O1,O2,O3 --backends eager,inductor,unified
+  kernel-dispatch bench shop:make --levels O0,O1,O2,O3 --backends eager,inductor,unified
   kernel-dispatch bench text-encoder cnn --backends unified,openvino-f32 --html report.html
   kernel-dispatch bench model.py:make --dtype bfloat16 --training --json after.json
   kernel-dispatch bench compare before.json after.json --fail-on 5%

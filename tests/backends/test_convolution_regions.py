@@ -228,7 +228,8 @@ def test_norms_that_share(place: str) -> None:
     compiled = compile_in(place, model)
     for call in range(2):
         hold(compiled, model, image(2, 8), where=f"call {call}")
-    assert_regions(compiled, ("convolution", provider_at(place), 6, 12))
+    provider = provider_at(place)
+    assert_regions(compiled, ("convolution", provider, 6, 12), ("linear", provider, 1, 2))
 
 
 # --- what reads the memory of an output -----------------------------------------------------------

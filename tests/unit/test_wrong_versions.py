@@ -43,6 +43,11 @@ pretended, device, marks = {arguments!r}
 if pretended:
     torch.__version__ = pretended
 import kernel_dispatch
+from lowering.contract import Probe
+from lowering.native import library
+
+if pretended:  # under another torch's name our kernels would be built once more
+    library.probe = Probe.yes
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).eval()
 x = torch.randn(16, 64)
