@@ -26,7 +26,7 @@ GROUPS = {
     ),
     "Settings": (
         "[Settings](settings.md)",
-        "configure Settings DispatchConfig Level list_levels list_options reset",
+        "configure Settings DispatchConfig Level list_levels list_options register reset",
     ),
     "Devices": ("[Selection](selection.md)", "available_targets Device DeviceType"),
     "One interface for every vendor": (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_dispatch._version import __version__
 
 if TYPE_CHECKING:
-    from kernel_dispatch.backend import reset, unified
+    from kernel_dispatch.backend import register, reset, unified
     from kernel_dispatch.backends import (
         BackendFactory,
         BackendType,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "unified": "kernel_dispatch.backend",
     "reset": "kernel_dispatch.backend",
+    "register": "kernel_dispatch.backend",
     "available_targets": "kernel_dispatch.devices",
     "dry_run": "kernel_dispatch.dry_running",
     "DryRun": "kernel_dispatch.planned_graphs",
@@ -154,6 +155,7 @@ __all__ = [
     "list_backends",
     "list_levels",
     "list_options",
+    "register",
     "report",
     "reset",
     "set_default_backend",

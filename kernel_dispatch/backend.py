@@ -7,6 +7,7 @@ module loads nothing: what does the work is imported with the first graph.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,5 +40,19 @@ def reset() -> None:
 
     pipeline.forget()
 
+
+def register() -> None:
+    """Make torch know the name "unified" now: for a checkout that is not installed, and for
+    programs whose threads compile at once. As often as you like; what is installed is found anyway.
+    """
+    from torch._dynamo.backends import registry
+
+    with _registering:
+        if "unified" not in registry.list_backends(exclude_tags=()):
+            registry.register_backend(unified, name="unified")
+        registry.lookup_backend("unified")
+
+
+_registering = threading.Lock()
 
 unified.reset = reset  # type: ignore[attr-defined]

@@ -154,3 +154,18 @@ f(torch.randn(8))
     stock = script.replace('"unified", options={"threads": 1}', '"inductor"')
     changed = [set(json.loads(python(one).stdout)["changed"]) for one in (script, stock)]
     assert changed[0] - changed[1] == set(), "beyond what torch itself changes"
+
+
+def test_a_checkout_that_is_not_installed_registers_itself(python: Python) -> None:
+    """As often as asked, and beside the entry point too."""
+    script = (
+        "import sys, importlib.metadata as m\n"
+        "known = m.entry_points\n"
+        "if {hidden}: m.entry_points = lambda **k: known(group='nobody')\n"
+        "import torch, kernel_dispatch\n"
+        "kernel_dispatch.register(); kernel_dispatch.register()\n"
+        "f = torch.compile(lambda x: x + 1, backend='unified', options={{'level': 'O0'}})\n"
+        "print(f(torch.ones(2)).tolist(), len(kernel_dispatch.report()))"
+    )
+    for hidden in (True, False):
+        assert python(script.format(hidden=hidden)).stdout.strip() == "[2.0, 2.0] 1"
