@@ -22,7 +22,7 @@ def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
             for buffer, before in kept:
                 # One that nobody wrote into stays untouched, or weights that were folded with it
                 # would be packed again. Its version does not tell: batch norm writes past it.
-                if not torch.equal(buffer, before):
+                if buffer.layout != torch.strided or not torch.equal(buffer, before):
                     buffer.copy_(before)
 
 
