@@ -15,15 +15,6 @@ constexpr int64_t kItemFloats = 65536;  // queries and sums of an item: they sta
 constexpr int64_t kFewestItemRows = 48;  // with fewer, packing would take longer than computing
 constexpr int64_t kItemsByKeys = 128;    // enough for any machine: no result depends on threads
 
-// Calls body(item) for each item below `count`, on threads that take the next when they are done.
-template <class Body>
-static inline void for_each_item(int64_t count, int threads, const Body& body) {
-  std::atomic<int64_t> next{0};
-  in_parallel(threads, [&](int, int) {
-    for (int64_t item; (item = next++) < count;) body(item);
-  });
-}
-
 static inline int threads_for(const AttentionShape& shape, int threads) {
   const double pairs = static_cast<double>(shape.batch) * shape.heads * shape.lq * shape.lk;
   const double read = static_cast<double>(shape.batch) * shape.kv_heads * shape.lk;

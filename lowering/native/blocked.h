@@ -88,30 +88,50 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
   }
 }
 
-// How many threads side by side share the columns; the others share the rows. The two kinds of
-// operands cost their `making` for each element that a thread needs, in multiplications.
-static inline int threads_over_columns(int64_t m, int64_t n, int team, double making_rows,
-                                       double making_columns) {
-  int best = team;
+constexpr double kWorkPerThread = 1e5;  // multiplications that outweigh waking a thread
+
+// 1, 2, 3, 4, 6, 8, 12, 16 ...: counts that are near to any number.
+static inline int64_t next_count(int64_t count) {
+  return count < 3 ? count + 1 : (count & (count - 1)) == 0 ? count / 2 * 3 : count / 3 * 4;
+}
+
+// How a product is cut into items: so many parts of its rows times so many of its columns.
+struct Grid {
+  int64_t down = 1, across = 1;
+  int64_t items() const { return down * across; }
+};
+
+// The two kinds of operands cost their `making` for each element that an item needs, and an item
+// costs something by itself, in multiplications. Many items let threads wait for each other less.
+static inline Grid grid_of(int64_t m, int64_t n, int64_t k, int team, double making_rows,
+                           double making_columns) {
+  Grid best;
+  if (team <= 1) return best;
+  constexpr double each = 2e4;
+  const int64_t panels = panels_of(n), most = 16 * static_cast<int64_t>(team);
+  const int64_t most_down = std::min(most, std::max<int64_t>(1, m / kMostTileRows));
+  const int64_t most_across = std::min(most, std::max<int64_t>(1, panels / kTileWidth));
   double least = std::numeric_limits<double>::infinity();
-  for (int across = 1; across <= team; across++) {
-    if (team % across) continue;
-    const double rows = static_cast<double>(ceil_div(m, team / across));
-    const double columns = static_cast<double>(ceil_div(panels_of(n), across) * kLanes);
-    const double cost = rows * columns + rows * making_rows + columns * making_columns;
-    if (cost < least) least = cost, best = across;
+  for (int64_t down = 1; down <= most_down; down = next_count(down)) {
+    for (int64_t across = 1; across <= most_across && down * across <= most;
+         across = next_count(across)) {
+      const double rows = static_cast<double>(ceil_div(m, down));
+      const double columns = static_cast<double>(ceil_div(panels, across) * kLanes);
+      const double item = rows * columns + rows * making_rows + columns * making_columns +
+                          each / static_cast<double>(k + 1);
+      const double time = item * (static_cast<double>(ceil_div(down * across, team)) + 0.5);
+      if (time < least) least = time, best = {down, across};
+    }
   }
   return best;
 }
 
-// One thread's share of a product.
+// One item of a product.
 template <class Rows, class Columns>
-void multiply_share(int thread, int team, int64_t m, int64_t n, int64_t k, const Rows& a,
-                    const Columns& b, float* c, int64_t ldc, const Epilogue& e) {
-  const int across = threads_over_columns(m, n, team, Rows::kMaking, Columns::kMaking);
-  const int down = team / across;
-  const Range rows = part_of(m, thread / across, down);
-  const Range panels = part_of(panels_of(n), thread % across, across);
+void multiply_item(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t k, const Rows& a,
+                   const Columns& b, float* c, int64_t ldc, const Epilogue& e) {
+  const Range rows = part_of(m, item / grid.across, grid.down);
+  const Range panels = part_of(panels_of(n), item % grid.across, grid.across);
   if (rows.size() == 0 || panels.size() == 0) return;
   const Limits limits(e);
   float* rows_buffer = scratch<0>(kRowsBuffer);
@@ -151,7 +171,5 @@ void multiply_share(int thread, int team, int64_t m, int64_t n, int64_t k, const
     }
   }
 }
-
-constexpr double kWorkPerThread = 1e5;  // multiplications that outweigh waking a thread
 
 }  // namespace kd

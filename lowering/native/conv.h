@@ -41,17 +41,18 @@ static inline void conv(const ConvShape& s, const float* x, const float* packed,
   const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
   if (m == 0 || n == 0) return;
   threads = useful_threads(threads, static_cast<double>(m) * n * k * s.groups, kWorkPerThread);
-  in_parallel(threads, [&](int thread, int team) {
-    for (int64_t g = 0; g < s.groups; g++) {
-      const PackedColumns columns{packed + g * packed_size(k, n), k};
-      const Epilogue part = e.at(0, g * n);
-      float* to = y + g * n;
-      if (s.pointwise())
-        multiply_share(thread, team, m, n, k, MatrixRows{x + g * k, s.ci}, columns, to, s.co,
-                       part);
-      else
-        multiply_share(thread, team, m, n, k, ImageRows(s, x, g), columns, to, s.co, part);
-    }
+  const Grid grid = grid_of(m, n, k, s.groups >= 4 * threads ? 1 : threads,
+                            s.pointwise() ? MatrixRows::kMaking : ImageRows::kMaking,
+                            PackedColumns::kMaking);
+  for_each_item(s.groups * grid.items(), threads, [&](int64_t at) {
+    const int64_t g = at / grid.items(), item = at % grid.items();
+    const PackedColumns columns{packed + g * packed_size(k, n), k};
+    const Epilogue part = e.at(0, g * n);
+    float* to = y + g * n;
+    if (s.pointwise())
+      multiply_item(grid, item, m, n, k, MatrixRows{x + g * k, s.ci}, columns, to, s.co, part);
+    else
+      multiply_item(grid, item, m, n, k, ImageRows(s, x, g), columns, to, s.co, part);
   });
 }
 

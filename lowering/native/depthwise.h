@@ -277,14 +277,15 @@ static inline void depthwise(const ConvShape& s, const float* x, const float* pa
   if (lines == 0) return;
   const double work = static_cast<double>(s.pixels()) * s.ci * s.depth();
   threads = useful_threads(threads, work, kWorkPerThread);
-  in_parallel(threads, [&](int thread, int team) {
-    // Overlapping vectors must not be of different threads.
-    const bool over_channels = s.ci % kLanes == 0 && ceil_div(lines, team) * vectors >
-                                                         lines * ceil_div(vectors, team);
-    const Range some = part_of(over_channels ? vectors : lines, thread, team);
-    const Range channels = over_channels ? some : Range{0, vectors};
-    const Range mine = over_channels ? Range{0, lines} : some;
-    if (channels.size() == 0) return;
+  // Lines are items, some of them at once; where they are few, channels are divided as well, but
+  // overlapping vectors must not be of different items.
+  const int64_t wanted = threads > 1 ? 8 * static_cast<int64_t>(threads) : 1;
+  const int64_t down = std::min(lines, wanted);
+  const int64_t across =
+      s.ci % kLanes == 0 ? std::min(ceil_div(wanted, down), ceil_div(vectors, 4)) : 1;
+  for_each_item(down * across, threads, [&](int64_t item) {
+    const Range mine = part_of(lines, item / across, down);
+    const Range channels = part_of(vectors, item % across, across);
     for (int64_t line = mine.begin; line < mine.end; line++)
       depthwise_line(s, x, packed, y, e, line, channels);
   });

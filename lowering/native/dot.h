@@ -55,11 +55,10 @@ static inline void dot_panel(int64_t k, const float* a, int64_t lda, const float
   }
 }
 
-// One thread's share of a product of no more than kMostDotRows rows.
-static inline void dot_share(int thread, int team, int64_t m, int64_t n, int64_t k, const float* a,
-                             int64_t lda, const float* b, int64_t ldb, float alpha, float* c,
-                             int64_t ldc, const Epilogue& e) {
-  const Range panels = part_of(panels_of(n), thread, team);
+// The given panels of a product of no more than kMostDotRows rows.
+static inline void dot_panels(Range panels, int64_t m, int64_t n, int64_t k, const float* a,
+                              int64_t lda, const float* b, int64_t ldb, float alpha, float* c,
+                              int64_t ldc, const Epilogue& e) {
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     alignas(64) float sums[kMostDotRows * kLanes] = {};
     const float* right = b + panel * kLanes * ldb;

@@ -22,7 +22,7 @@ struct MatrixRows {
 };
 
 struct PackedColumns {
-  static constexpr double kMaking = 1;
+  static constexpr double kMaking = 4;  // to be read from memory
   const float* packed;
   int64_t k;
 
@@ -37,9 +37,11 @@ static inline void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t
                         int threads) {
   if (m == 0 || n == 0) return;
   threads = useful_threads(threads, static_cast<double>(m) * n * k, kWorkPerThread);
-  in_parallel(threads, [&](int thread, int team) {
-    multiply_share(thread, team, m, n, k, MatrixRows{a, lda}, PackedColumns{packed_b, k}, c, ldc,
-                   e);
+  const MatrixRows rows{a, lda};
+  const PackedColumns columns{packed_b, k};
+  const Grid grid = grid_of(m, n, k, threads, rows.kMaking, columns.kMaking);
+  for_each_item(grid.items(), threads, [&](int64_t item) {
+    multiply_item(grid, item, m, n, k, rows, columns, c, ldc, e);
   });
 }
 

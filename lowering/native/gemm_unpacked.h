@@ -80,15 +80,37 @@ struct MatrixBatch {
   int64_t batch, row, column;
 };
 
-// One thread's share of alpha * a b, of the first matrices of each.
-static inline void multiply_unpacked(int thread, int team, int64_t m, int64_t n, int64_t k,
-                                     const MatrixBatch& a, const MatrixBatch& b, float* c,
-                                     int64_t ldc, float alpha, const Epilogue& e) {
-  if (m <= kMostDotRows && a.column == 1 && b.row == 1 && b.column != 1)
-    return dot_share(thread, team, m, n, k, a.data, a.row, b.data, b.column, alpha, c, ldc, e);
-  multiply_share(thread, team, m, n, k, StridedRows{a.data, a.row, a.column},
-                 StridedColumns(b.data, b.row, b.column, m, n, alpha), c, ldc, e);
-}
+// alpha * a b, cut into items; of the first matrices of each.
+class UnpackedProduct {
+ public:
+  UnpackedProduct(int64_t m, int64_t n, int64_t k, const MatrixBatch& a, const MatrixBatch& b,
+                  float alpha, int team)
+      : m_(m), n_(n), k_(k), a_(a), b_(b), alpha_(alpha),
+        dots_(m <= kMostDotRows && a.column == 1 && b.row == 1 && b.column != 1) {
+    if (dots_)
+      grid_.across = team > 1 ? std::min<int64_t>(panels_of(n), 4 * team) : 1;
+    else
+      grid_ = grid_of(m, n, k, team, StridedRows::kMaking, StridedColumns::kMaking);
+  }
+
+  int64_t items() const { return grid_.items(); }
+
+  void operator()(int64_t batch, int64_t item, float* c, int64_t ldc, const Epilogue& e) const {
+    const float *a = a_.data + batch * a_.batch, *b = b_.data + batch * b_.batch;
+    if (dots_)
+      return dot_panels(part_of(panels_of(n_), item, grid_.across), m_, n_, k_, a, a_.row, b,
+                        b_.column, alpha_, c, ldc, e);
+    multiply_item(grid_, item, m_, n_, k_, StridedRows{a, a_.row, a_.column},
+                  StridedColumns(b, b_.row, b_.column, m_, n_, alpha_), c, ldc, e);
+  }
+
+ private:
+  int64_t m_, n_, k_;
+  MatrixBatch a_, b_;
+  float alpha_;
+  bool dots_;
+  Grid grid_;
+};
 
 static inline void gemm_unpacked(int64_t m, int64_t n, int64_t k, const float* a,
                                  int64_t a_stride_m, int64_t a_stride_k, const float* b,
@@ -96,10 +118,10 @@ static inline void gemm_unpacked(int64_t m, int64_t n, int64_t k, const float* a
                                  const Epilogue& e, int threads) {
   if (m == 0 || n == 0) return;
   threads = useful_threads(threads, static_cast<double>(m) * n * k, kWorkPerThread);
-  in_parallel(threads, [&](int thread, int team) {
-    multiply_unpacked(thread, team, m, n, k, {a, 0, a_stride_m, a_stride_k},
-                      {b, 0, b_stride_k, b_stride_n}, c, ldc, 1, e);
-  });
+  const UnpackedProduct product(m, n, k, {a, 0, a_stride_m, a_stride_k},
+                                {b, 0, b_stride_k, b_stride_n}, 1, threads);
+  for_each_item(product.items(), threads,
+                [&](int64_t item) { product(0, item, c, ldc, e); });
 }
 
 // c[i] = alpha * a[i] b[i] for each i of the batch.
@@ -108,17 +130,12 @@ static inline void bmm(int64_t batch, int64_t m, int64_t n, int64_t k, const Mat
                        int threads) {
   if (m == 0 || n == 0) return;
   threads = useful_threads(threads, static_cast<double>(batch) * m * n * k, kWorkPerThread);
-  in_parallel(threads, [&](int thread, int team) {
-    const auto product = [&](int64_t i, int index, int parts) {
-      multiply_unpacked(index, parts, m, n, k, {a.data + i * a.batch, 0, a.row, a.column},
-                        {b.data + i * b.batch, 0, b.row, b.column}, c + i * c_batch, ldc, alpha,
-                        Epilogue{});
-    };
-    // Those that cannot be dealt out evenly are shared.
-    const int64_t even = batch / team * team;
-    const Range mine = part_of(even, thread, team);
-    for (int64_t i = mine.begin; i < mine.end; i++) product(i, 0, 1);
-    for (int64_t i = even; i < batch; i++) product(i, thread, team);
+  // Of a large batch each product is an item.
+  const int team = batch >= 4 * threads ? 1 : threads;
+  const UnpackedProduct product(m, n, k, a, b, alpha, team);
+  const int64_t items = product.items();
+  for_each_item(batch * items, threads, [&](int64_t item) {
+    product(item / items, item % items, c + item / items * c_batch, ldc, Epilogue{});
   });
 }
 

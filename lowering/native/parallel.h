@@ -1,6 +1,8 @@
 // Threads and their scratch memory.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -46,6 +48,38 @@ static inline Range part_of(int64_t size, int64_t index, int64_t parts) {
 }
 
 static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Calls body(item) once for each item below `count`. Every thread begins with a share of its own,
+// whose memory is in its cache from the operation before, and then helps the others: on a machine
+// that does something else besides, even shares would wait for the thread that was disturbed.
+template <class Body>
+static inline void for_each_item(int64_t count, int threads, const Body& body) {
+  constexpr int most = 128;
+  const int shares = static_cast<int>(std::min<int64_t>({count, threads, most}));
+  if (shares <= 1) {
+    for (int64_t item = 0; item < count; item++) body(item);
+    return;
+  }
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  Share share[most];
+  for (int i = 0; i < shares; i++) {
+    const Range mine = part_of(count, i, shares);
+    share[i].next.store(mine.begin, std::memory_order_relaxed);
+    share[i].end = mine.end;
+  }
+  in_parallel(threads, [&](int thread, int) {
+    for (int i = 0; i < shares; i++) {
+      Share& from = share[(thread + i) % shares];
+      while (from.next.load(std::memory_order_relaxed) < from.end) {
+        const int64_t item = from.next.fetch_add(1, std::memory_order_relaxed);
+        if (item < from.end) body(item);
+      }
+    }
+  });
+}
 
 // Floats of this thread's own, at least `size`, aligned to a cache line, kept between calls. Each
 // slot is one buffer, so that nested users do not meet.
