@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Iterable, Sequence
 
 import triton_kernels
-from kernel_dispatch.settings import MODES, OPTIONS
+from kernel_dispatch.options import OPTIONS
+from kernel_dispatch.settings import MODES
 from lowering import providers, targets
 from lowering.capability import CapabilityRow
 from lowering.contract import Target

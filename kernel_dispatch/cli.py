@@ -345,7 +345,8 @@ def _levels(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> int:
     from kernel_dispatch.diagnosis import shown_value
-    from kernel_dispatch.settings import OPTIONS, resolve
+    from kernel_dispatch.options import OPTIONS
+    from kernel_dispatch.settings import resolve
 
     defaults = resolve(environ={}).as_dict()
     records = [

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernel_dispatch import __version__, calibrate_command
 from kernel_dispatch.config.backend_file import BackendFile
-from kernel_dispatch.settings import OPTIONS
+from kernel_dispatch.options import OPTIONS
 from lowering.contract import Probe, Provider, Target
 from lowering.levels import Level
 from lowering.libraries import Library

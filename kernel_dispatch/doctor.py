@@ -28,7 +28,8 @@ from kernel_dispatch.diagnosis import (
     Window,
     exit_code,
 )
-from kernel_dispatch.settings import OPTIONS, Settings, resolve
+from kernel_dispatch.options import OPTIONS
+from kernel_dispatch.settings import Settings, resolve
 from kernel_dispatch.terminal import Style
 from lowering import libraries, machine, measuring, providers, targets, toolchain, topology
 from lowering.contract import Probe, Provider, Target

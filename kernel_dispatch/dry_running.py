@@ -19,10 +19,11 @@ from kernel_dispatch import dynamo
 from kernel_dispatch.explaining import Explanation, compiled_apart, uncompiled, watching
 from kernel_dispatch.facts import GraphFacts, collect
 from kernel_dispatch.imagined_devices import ImaginedDevice, parse_device
+from kernel_dispatch.options import DeviceWish
 from kernel_dispatch.planned_graphs import DryRun, PlannedGraph
 from kernel_dispatch.planned_kernels import kernels_of
 from kernel_dispatch.selection import Plan, plan
-from kernel_dispatch.settings import DeviceWish, Settings, resolve
+from kernel_dispatch.settings import Settings, resolve
 from lowering import providers, targets
 from lowering.capability import GRAPH, Situation, check
 from lowering.contract import Request

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def wishes(args: argparse.Namespace) -> dict[str, Any]:
     """The flags that are options, read here, so that an error names the flag as its source."""
-    from kernel_dispatch.settings import OPTIONS
+    from kernel_dispatch.options import OPTIONS
 
     given = {option: getattr(args, option.name, None) for option in OPTIONS}
     return {o.name: o.parse(v, f"--{o.name}") for o, v in given.items() if v is not None}

@@ -12,7 +12,16 @@ from typing import Any
 
 from torch import fx
 
-from kernel_dispatch import caches, calibration, debug, devices, dynamo, placement, reporting
+from kernel_dispatch import (
+    caches,
+    calibration,
+    debug,
+    devices,
+    dynamo,
+    kept_memory,
+    placement,
+    reporting,
+)
 from kernel_dispatch.callables import origin
 from kernel_dispatch.facts import GraphFacts, collect, nothing_known
 from kernel_dispatch.guard import Guard
@@ -118,6 +127,8 @@ def _pipeline(
         raise
     record.regions = compiled.regions
     record.notes += compiled.notes
+    if chosen.region_rows:
+        kept_memory.arrange(settings, facts.training)
     debug.trace(gm, record)
     log.info("%s", record)
     return Guard(

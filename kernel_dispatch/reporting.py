@@ -107,6 +107,10 @@ class GraphReport:
     def tolerance(self) -> float:
         return self.settings.tolerance
 
+    @property
+    def keeps_memory(self) -> bool:
+        return self.settings.keep_memory != 0
+
     def region_demoted(self, region: str, provider: str, reason: Reason) -> None:
         fell_back(self, "run", provider, "torch", reason)
 

@@ -208,13 +208,14 @@ def _openmp_linear(p: Gemm) -> Run | None:
 
 
 def _openmp_conv(p: Conv) -> Run | None:
-    """Channels last, as the graph is kept for it."""
+    """Channels last, as the graph is kept for it, and 3x3 by Winograd, as it is lowered."""
     if not library.probe().available:
         return None
     operator, nothing = torch.ops.kernel_dispatch.openmp_convolution.default, (None, None, None)
     x, ones = p.x.float().contiguous(memory_format=torch.channels_last), (1, 1)
     head = (x, p.weight, p.bias, None, *nothing, 0.0, ones, p.padding, ones, p.groups)
-    return lambda: operator(*head, *nothing, 0, 0.0, 0.0)
+    winograd = p.groups == 1 and p.weight.shape[-1] == 3
+    return lambda: operator(*head, *nothing, 0, 0.0, 0.0, winograd)
 
 
 def _ipex_linear(p: Gemm) -> Run | None:

@@ -127,6 +127,9 @@ class RegionMaker:
     describe: Callable[[Sequence[Any]], str] = lambda matches: ""  # for the report
     silent: bool = False  # its operators do not tell that they ran
     packed_element: int | None = None  # bytes when packed; None: as in the graph; 0: never packed
+    # What a weight becomes beside being packed, by its name in the documentation, and how many
+    # times as many values it has then.
+    transforms: Callable[[Any], tuple[str, float]] = lambda match: ("", 1.0)
 
 
 @dataclass(frozen=True)

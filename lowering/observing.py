@@ -14,6 +14,9 @@ class Listener(Protocol):
     @property
     def tolerance(self) -> float: ...
 
+    @property
+    def keeps_memory(self) -> bool: ...
+
     def region_ran(self, region: str, provider: str, times: int = 1) -> None: ...
 
     def region_demoted(self, region: str, provider: str, reason: Reason) -> None: ...
@@ -52,9 +55,13 @@ def listened(listener: Listener, run: Callable[..., Any], args: Sequence[Any]) -
     """
     outer, _current.listener = _current.listener, listener
     before = library.counts()
+    depth = library.pool_depth()
+    deeper = int(listener.keeps_memory)
+    depth.value += deeper
     try:
         return run(*args)
     finally:
+        depth.value -= deeper
         _current.listener = outer
         after = library.counts()
         if after != before:

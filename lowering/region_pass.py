@@ -132,7 +132,7 @@ def _packed_bytes(match: Any, maker: RegionMaker) -> int:
     if weight is None:
         return 0
     element = match.dtype.itemsize if maker.packed_element is None else maker.packed_element
-    return int(weight.meta["val"].numel()) * element
+    return int(weight.meta["val"].numel() * maker.transforms(match)[1]) * element
 
 
 def _recipes(match: Any, maker: RegionMaker) -> list[str]:
@@ -142,6 +142,8 @@ def _recipes(match: Any, maker: RegionMaker) -> list[str]:
     found = [] if maker.packed_element == 0 else ["prepack"]
     if getattr(match, "norm", None) is not None:
         found.append("fold-batch-norm")
+    if name := maker.transforms(match)[0]:
+        found.append(name)
     if (maker.packed_element or 0) > match.dtype.itemsize:
         found.append("widen-weight")
     elif match.casts_weight:

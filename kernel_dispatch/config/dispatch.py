@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernel_dispatch.settings import OPTIONS
+from kernel_dispatch.options import OPTIONS
 from lowering.errors import unknown
 from lowering.levels import Level
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernel_dispatch import default_backend
+from kernel_dispatch.options import OPTIONS, DeviceWish
 from kernel_dispatch.registry import table
 from kernel_dispatch.registry.provider import Provider
 from kernel_dispatch.registry.registry import BackendRegistry
 from kernel_dispatch.registry.selecting import why_not
-from kernel_dispatch.settings import OPTIONS, DeviceWish, resolve
+from kernel_dispatch.settings import resolve
 from lowering.errors import BackendNotAvailableError, UnifiedWarning, unknown
 
 log = logging.getLogger(__name__)

@@ -141,6 +141,9 @@ def _load(path: Path) -> None:
         library.kernel_dispatch_counters.restype = ctypes.POINTER(ctypes.c_int64)
         library.kernel_dispatch_packed_bytes.restype = ctypes.c_int64
         library.kernel_dispatch_packed_count.restype = ctypes.c_int64
+        library.kernel_dispatch_idle_bytes.restype = ctypes.c_int64
+        library.kernel_dispatch_pool_depth.restype = ctypes.POINTER(ctypes.c_int64)
+        library.kernel_dispatch_keep_memory.argtypes = (ctypes.c_int64, ctypes.c_bool)
         from lowering.native import shapes
 
         shapes.register()
@@ -149,6 +152,7 @@ def _load(path: Path) -> None:
 
 class _PerThread(threading.local):
     counts: ctypes.Array[ctypes.c_int64] | None = None
+    pool_depth: ctypes.c_int64 | None = None
 
 
 _per_thread = _PerThread()
@@ -166,8 +170,33 @@ def counts() -> tuple[int, ...]:
     return tuple(mine)
 
 
+def keep_memory(size: int, training: bool) -> None:
+    """Keep up to `size` bytes of freed memory for later calls; in training, for backwards too.
+
+    The largest size that was asked for holds.
+    """
+    if _Loaded.library is not None:
+        _Loaded.library.kernel_dispatch_keep_memory(size, training)
+
+
+def pool_depth() -> ctypes.c_int64:
+    """While its value is above 0, big tensors that this thread makes come from kept memory."""
+    mine = _per_thread.pool_depth
+    if mine is None:
+        if _Loaded.library is None:
+            return ctypes.c_int64()
+        mine = _Loaded.library.kernel_dispatch_pool_depth().contents
+        _per_thread.pool_depth = mine
+    return mine
+
+
+def idle_bytes() -> int:
+    """Memory that is kept for later calls and that nobody uses now."""
+    return _Loaded.library.kernel_dispatch_idle_bytes() if _Loaded.library is not None else 0
+
+
 def forget() -> None:
-    """Drop every packed weight; each is made again when it is needed."""
+    """Drop every packed weight and all idle memory; each is made again when it is needed."""
     if _Loaded.library is not None:
         _Loaded.library.kernel_dispatch_forget()
 

@@ -17,7 +17,9 @@
 #include "epilogue.h"
 #include "gemm.h"
 #include "gemm_unpacked.h"
+#include "pool.h"
 #include "weights.h"
+#include "winograd.h"
 
 namespace {
 
@@ -109,20 +111,22 @@ struct Norm {
 };
 
 // One weight may stand before several norms, each of which gives a form of its own.
-uint64_t recipe_of(const Norm& norm, int64_t groups) {
-  if (!norm.mean.defined()) return static_cast<uint64_t>(groups);
+uint64_t recipe_of(const Norm& norm, int64_t groups, bool winograd) {
+  const uint64_t form = static_cast<uint64_t>(groups) * 2 + winograd;
+  if (!norm.mean.defined()) return form;
   uint64_t eps;
   std::memcpy(&eps, &norm.eps, sizeof eps);
   const auto mean = reinterpret_cast<uint64_t>(norm.mean.unsafeGetTensorImpl());
-  return ((eps * 31 + mean) * 31 + static_cast<uint64_t>(groups)) | 1ull << 63;
+  return ((eps * 31 + mean) * 31 + form) | 1ull << 63;
 }
 
 kd::PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const Norm& norm,
-                                 const kd::ConvShape& shape) {
-  const uint64_t recipe = recipe_of(norm, shape.groups);
+                                 const kd::ConvShape& shape, bool winograd) {
+  const uint64_t recipe = recipe_of(norm, shape.groups, winograd);
   const Tensor from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
   return kd::weights().get(from, recipe, [&] {
-    auto packed = std::make_shared<kd::Packed>(kd::conv_packed_size(shape));
+    auto packed = std::make_shared<kd::Packed>(winograd ? kd::winograd::packed_size_of(shape)
+                                                        : kd::conv_packed_size(shape));
     const Tensor floats = as_float(weight.detach());
     std::vector<float> scale;
     const Tensor shift = as_float(bias);
@@ -144,8 +148,9 @@ kd::PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const
       const float* data = shift.const_data_ptr<float>();
       packed->bias.assign(data, data + shape.co);
     }
-    kd::conv_pack(packed->weight.data(), floats.const_data_ptr<float>(),
-                  scale.empty() ? nullptr : scale.data(), shape, threads());
+    (winograd ? kd::winograd::pack : kd::conv_pack)(
+        packed->weight.data(), floats.const_data_ptr<float>(),
+        scale.empty() ? nullptr : scale.data(), shape, threads());
     return packed;
   });
 }
@@ -171,7 +176,7 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
                    const OptionalTensor& mean, const OptionalTensor& var, double eps,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                    int64_t groups, const OptionalTensor& before, const OptionalTensor& times,
-                   const OptionalTensor& after, int64_t act, double a, double b) {
+                   const OptionalTensor& after, int64_t act, double a, double b, bool winograd) {
   const Tensor image = as_image(x);
   const auto s = shape_of(image, weight, stride, padding, dilation, groups);
   const auto format = at::MemoryFormat::ChannelsLast;
@@ -184,11 +189,18 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
         right(beside(after), format);
     const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
                     or_undefined(var), eps};
-    const auto packed = packed_convolution(weight, or_undefined(bias), norm, s);
-    const float* bias_data = packed->bias.empty() ? nullptr : packed->bias.data();
-    kd::conv(s, image.const_data_ptr<float>(), packed->weight.data(),
-             out.mutable_data_ptr<float>(),
-             epilogue_of(bias_data, left, factor, right, s.co, act, a, b), threads());
+    const auto computed = [&](bool by_winograd) {
+      const auto packed = packed_convolution(weight, or_undefined(bias), norm, s, by_winograd);
+      const float* bias_data = packed->bias.empty() ? nullptr : packed->bias.data();
+      const auto epilogue = epilogue_of(bias_data, left, factor, right, s.co, act, a, b);
+      const float* from = image.const_data_ptr<float>();
+      float* to = out.mutable_data_ptr<float>();
+      if (by_winograd)
+        return kd::winograd_conv(s, from, packed->weight.data(), to, epilogue, threads());
+      kd::conv(s, from, packed->weight.data(), to, epilogue, threads());
+      return true;
+    };
+    if (!winograd || !computed(true)) computed(false);
     kd::count(kd::kConvolution);
   }
   return x.dim() == 3 ? out.squeeze(2) : out;
@@ -263,7 +275,7 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
       "openmp_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? norm_weight, "
       "Tensor? norm_bias, Tensor? mean, Tensor? var, float eps, int[] stride, int[] padding, "
       "int[] dilation, int groups, Tensor? before, Tensor? times, Tensor? after, int act, float a, "
-      "float b) -> Tensor");
+      "float b, bool winograd=False) -> Tensor");
   library.def(
       "mha_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
       "float scale) -> Tensor");
@@ -279,7 +291,16 @@ TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
 
 extern "C" {
 int64_t* kernel_dispatch_counters() { return kd::counters(); }
-void kernel_dispatch_forget() { kd::weights().forget(); }
+// Above 0 while this thread runs a graph whose big tensors are to come from the pool.
+int64_t* kernel_dispatch_pool_depth() { return &kd::Pool::depth(); }
+void kernel_dispatch_keep_memory(int64_t bytes, bool backward) {
+  kd::Pool::installed().keep(bytes, backward);
+}
+int64_t kernel_dispatch_idle_bytes() { return kd::Pool::installed().idle_bytes(); }
+void kernel_dispatch_forget() {
+  kd::weights().forget();
+  kd::Pool::installed().forget();
+}
 int64_t kernel_dispatch_packed_bytes() { return kd::weights().bytes(); }
 int64_t kernel_dispatch_packed_count() { return kd::weights().made(); }
 }

@@ -13,17 +13,29 @@
 #include <unordered_map>
 #include <vector>
 
+#include "pages.h"
+
 namespace kd {
 
-// Floats, aligned to a cache line.
+// Floats, aligned to a cache line at least.
 class Buffer {
  public:
   explicit Buffer(int64_t size) : size_(size) {
-    const size_t bytes = (static_cast<size_t>(size) * sizeof(float) + 127) / 64 * 64;
-    data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+    const size_t bytes = static_cast<size_t>(size) * sizeof(float);
+    if (bytes >= kHugePage) {
+      pages_ = pages_for(bytes);
+      data_ = static_cast<float*>(take_pages(pages_));
+    } else {
+      data_ = static_cast<float*>(std::aligned_alloc(64, rounded_up(bytes + 1, 64)));
+    }
     TORCH_CHECK_WITH(OutOfMemoryError, data_ != nullptr, "no memory for ", bytes, " bytes");
   }
-  ~Buffer() { std::free(data_); }
+  ~Buffer() {
+    if (pages_ != 0)
+      give_pages_back(data_, pages_);
+    else
+      std::free(data_);
+  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   float* data() const { return data_; }
@@ -32,6 +44,7 @@ class Buffer {
  private:
   float* data_;
   int64_t size_;
+  size_t pages_ = 0;  // bytes that came from the system; 0: from malloc
 };
 
 struct Packed {

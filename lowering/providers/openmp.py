@@ -57,9 +57,15 @@ def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -
             match.dilation,
             match.groups,
             *_tail(graph, epilogue),
+            match.winograd_pays,
         ),
     )
     return narrowed(graph, new, match.dtype)
+
+
+def _winograd(match: Convolution) -> tuple[str, float]:
+    """Errors are those of a direct convolution: the transforms only add and halve."""
+    return ("winograd", 16 / 9) if match.winograd_pays else ("", 1.0)
 
 
 def _emit_product(graph: fx.Graph, match: Product, epilogue: Epilogue) -> fx.Node:
@@ -92,7 +98,9 @@ PROVIDER = Provider(
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
         "linear": RegionMaker(_emit_linear, ABILITIES, _refuses, packed_element=4),
-        "convolution": RegionMaker(_emit_convolution, ABILITIES, _refuses, packed_element=4),
+        "convolution": RegionMaker(
+            _emit_convolution, ABILITIES, _refuses, packed_element=4, transforms=_winograd
+        ),
         "product": RegionMaker(_emit_product),
     },
 )

@@ -50,6 +50,21 @@ class Convolution:
     def casts_weight(self) -> bool:
         return self.weight.meta["val"].dtype != self.dtype
 
+    @property
+    def winograd_pays(self) -> bool:
+        """Is it a 3x3 convolution that takes less time in tiles of 2x2 outputs?
+
+        Transforming inputs has to be little beside multiplying them, the last tiles of a small image
+        may be half empty, and weights, which grow, are to be used by some tiles (measured: Zen 4).
+        """
+        weight = self.weight.meta["val"]
+        plain = self.groups == 1 and all(one == 1 for one in (*self.stride, *self.dilation))
+        if tuple(weight.shape[2:]) != (3, 3) or not plain or weight.shape[1] < 16:
+            return False
+        images, _, *sizes = (hint(size) for size in self.node.meta["val"].shape)
+        tiles = math.prod((size + 1) // 2 for size in sizes)
+        return images * tiles >= 24 and 9 * math.prod(sizes) >= 1.65 * 16 * tiles
+
     def work(self) -> Work:
         value, weight = self.node.meta["val"], self.weight.meta["val"]
         positions = math.prod(hint(size) for size in (value.shape[0], *value.shape[2:]))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kernel_dispatch import cli
-from kernel_dispatch.settings import OPTIONS
+from kernel_dispatch.options import OPTIONS
 from tests.support.pages import (
     DOCS,
     PAGES,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel_dispatch import __version__, devices, diagnosis
-from kernel_dispatch.settings import OPTIONS
+from kernel_dispatch.options import OPTIONS
 from lowering import targets, toolchain
 from lowering.contract import Probe
 from lowering.levels import CONTRACTS

@@ -11,7 +11,7 @@ import pytest
 from kernel_dispatch import devices, doctor
 from kernel_dispatch.diagnosis import Facts, Row, diagnose, exit_code
 from kernel_dispatch.doctor import collect
-from kernel_dispatch.settings import OPTIONS
+from kernel_dispatch.options import OPTIONS
 from kernel_dispatch.terminal import Style
 from lowering import libraries, machine, targets, toolchain
 from lowering.contract import Probe

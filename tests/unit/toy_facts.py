@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from kernel_dispatch.diagnosis import BACKEND, Facts, Row, Setting, diagnose
-from kernel_dispatch.settings import OPTIONS
+from kernel_dispatch.options import OPTIONS
 from lowering.contract import Probe, Provider, Target
 from lowering.libraries import Library
 from lowering.machine import CpuFacts

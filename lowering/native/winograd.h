@@ -1,0 +1,246 @@
+// 3x3 convolutions with 16 multiplications for each 2x2 outputs instead of 36, after Winograd: inputs
+// in tiles of 4x4 and weights are transformed, multiplied place by place, and transformed back.
+//
+// The transforms add and halve only, so errors stay those of a direct convolution. But an output is
+// made of its whole tile: infinities, and sums that overflow, spread to neighbours that do not depend
+// on them. Whoever calls is told of any output that is no number.
+#pragma once
+
+#include <atomic>
+
+#include "blocked.h"
+#include "conv_shape.h"
+
+namespace kd {
+namespace winograd {
+
+constexpr int kPlaces = 16;  // of a 4x4 tile
+constexpr int64_t kTileFloats = 96 * 1024;  // of transformed inputs: they stay in the second cache
+constexpr int64_t kStripPanels = ceil_div(64, kLanes);  // columns that are worked on at once
+
+struct Tiles {
+  const ConvShape& s;
+  int64_t down() const { return ceil_div(s.oh, 2); }
+  int64_t across() const { return ceil_div(s.ow, 2); }
+  int64_t count() const { return s.n * down() * across(); }
+};
+
+// The output pixel at the tile's upper left.
+struct Place {
+  int64_t image, y, x;
+  Place(const Tiles& tiles, int64_t tile)
+      : image(tile / (tiles.down() * tiles.across())),
+        y(tile / tiles.across() % tiles.down() * 2),
+        x(tile % tiles.across() * 2) {}
+};
+
+static inline int64_t packed_size_of(const ConvShape& s) {
+  return kPlaces * packed_size(s.ci, s.co);
+}
+
+// w: [co][ci][3][3] to [place][panel][ci][lane]; scale: one factor for each output, or nullptr.
+static inline void pack(float* packed, const float* w, const float* scale, const ConvShape& s,
+                        int threads) {
+  const int64_t panels = panels_of(s.co), place_size = packed_size(s.ci, s.co);
+  for_each_item(panels, threads, [&](int64_t panel) {
+    for (int64_t c = 0; c < s.ci; c++) {
+      for (int lane = 0; lane < kLanes; lane++) {
+        const int64_t o = panel * kLanes + lane;
+        float* to = packed + (panel * s.ci + c) * kLanes + lane;
+        double rows[4][3] = {};
+        if (o < s.co) {
+          const float* g = w + (o * s.ci + c) * 9;
+          const double factor = scale != nullptr ? scale[o] : 1.0;
+          for (int j = 0; j < 3; j++) {
+            const double a = g[j] * factor, b = g[3 + j] * factor, d = g[6 + j] * factor;
+            rows[0][j] = a, rows[1][j] = (a + b + d) / 2, rows[2][j] = (a - b + d) / 2;
+            rows[3][j] = d;
+          }
+        }
+        for (int i = 0; i < 4; i++) {
+          const double a = rows[i][0], b = rows[i][1], d = rows[i][2];
+          const double made[4] = {a, (a + b + d) / 2, (a - b + d) / 2, d};
+          for (int j = 0; j < 4; j++)
+            to[(i * 4 + j) * place_size] = static_cast<float>(made[j]);
+        }
+      }
+    }
+  });
+}
+
+// Rows or columns of a tile of inputs, in place.
+static inline __attribute__((always_inline)) void transform_input(vec& a, vec& b, vec& c, vec& d) {
+  const vec first = a - c, second = b + c, third = c - b, fourth = b - d;
+  a = first, b = second, c = third, d = fourth;
+}
+
+// Some tiles' inputs, to [place][tile][ld].
+class Inputs {
+ public:
+  Inputs(const ConvShape& s, const float* x) : s_(s), x_(x) {}
+
+  void transform(const Tiles& tiles, Range some, float* to, int64_t ld) const {
+    const int64_t apart = some.size() * ld;
+    for (int64_t tile = some.begin; tile < some.end; tile++, to += ld) {
+      const Place place(tiles, tile);
+      const int64_t y = place.y - s_.ph, x = place.x - s_.pw;
+      const float* from = x_ + ((place.image * s_.h + y) * s_.w + x) * s_.ci;
+      const bool inside = y >= 0 && x >= 0 && y + 4 <= s_.h && x + 4 <= s_.w;
+      const int64_t full = inside ? s_.ci / kLanes * kLanes : 0;
+      for (int64_t c = 0; c < full; c += kLanes)
+        one(to + c, apart, [&](int i, int j) { return load(from + (i * s_.w + j) * s_.ci + c); });
+      for (int64_t c = full; c < s_.ci; c += kLanes) {
+        const int lanes = static_cast<int>(std::min<int64_t>(s_.ci - c, kLanes));
+        one(to + c, apart, [&](int i, int j) {
+          if (y + i < 0 || y + i >= s_.h || x + j < 0 || x + j >= s_.w) return vec{};
+          const float* at = from + (i * s_.w + j) * s_.ci + c;
+          return lanes == kLanes ? load(at) : load_first(at, lanes);
+        });
+      }
+    }
+  }
+
+ private:
+  template <class Get>
+  static __attribute__((always_inline)) void one(float* to, int64_t apart, const Get& get) {
+    vec d[4][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) d[i][j] = get(i, j);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) transform_input(d[0][j], d[1][j], d[2][j], d[3][j]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) transform_input(d[i][0], d[i][1], d[i][2], d[i][3]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) store(to + (i * 4 + j) * apart, d[i][j]);
+  }
+
+  const ConvShape& s_;
+  const float* x_;
+};
+
+// Products of some tiles, [place][tile][ld], to outputs with their epilogue.
+class Outputs {
+ public:
+  Outputs(const ConvShape& s, float* y, const Epilogue& e) : s_(s), y_(y), e_(e), limits_(e) {}
+
+  // Channels from `channel` on; false where a result is no number.
+  bool transform(const Tiles& tiles, Range some, int64_t channel, int64_t channels,
+                 const float* from, int64_t ld) const {
+    const int64_t apart = some.size() * ld;
+    vec odd{};  // zero as long as all results are numbers
+    for (int64_t tile = some.begin; tile < some.end; tile++, from += ld) {
+      const Place place(tiles, tile);
+      for (int64_t c = 0; c < channels; c += kLanes) {
+        vec out[2][2];
+        one(from + c, apart, out);
+        const int lanes = static_cast<int>(std::min<int64_t>(channels - c, kLanes));
+        for (int i = 0; i < 2; i++) {
+          for (int j = 0; j < 2; j++) {
+            odd += out[i][j] - out[i][j];
+            if (place.y + i < s_.oh && place.x + j < s_.ow)
+              finish(out[i][j], (place.image * s_.oh + place.y + i) * s_.ow + place.x + j,
+                     channel + c, lanes);
+          }
+        }
+      }
+    }
+    return horizontal_sum(odd) == 0;
+  }
+
+ private:
+  static __attribute__((always_inline)) void one(const float* from, int64_t apart,
+                                                 vec (&out)[2][2]) {
+    vec rows[2][4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+      const vec a = load(from + j * apart), b = load(from + (4 + j) * apart),
+                c = load(from + (8 + j) * apart), d = load(from + (12 + j) * apart);
+      rows[0][j] = a + b + c, rows[1][j] = b - c - d;
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const vec* r = rows[i];
+      out[i][0] = r[0] + r[1] + r[2], out[i][1] = r[1] - r[2] - r[3];
+    }
+  }
+
+  void finish(vec v, int64_t pixel, int64_t c, int lanes) const {
+    const auto get = [&](const float* p) { return lanes == kLanes ? load(p) : load_first(p, lanes); };
+    if (e_.bias) v += get(e_.bias + c);
+    if (e_.before) v += get(e_.before + pixel * e_.ld_before + c);
+    v = limits_.enough ? clamp(v, splat(limits_.low), splat(limits_.high))
+                       : activate(e_.act, v, e_.a, e_.b);
+    if (e_.times) v *= get(e_.times + pixel * e_.ld_times + c);
+    if (e_.after) v += get(e_.after + pixel * e_.ld_after + c);
+    float* to = y_ + pixel * s_.co + c;
+    if (lanes == kLanes)
+      store(to, v);
+    else
+      store_first(to, v, lanes);
+  }
+
+  const ConvShape& s_;
+  float* y_;
+  const Epilogue& e_;
+  Limits limits_;
+};
+
+// Some tiles and some panels of outputs.
+static inline bool multiply(const ConvShape& s, const float* x, const float* packed,
+                            const Outputs& outputs, Range some_tiles, Range panels) {
+  const Tiles tiles{s};
+  const Inputs inputs(s, x);
+  const int64_t ld = spread_out(s.ci), panel = s.ci * kLanes;
+  const int64_t most = std::max<int64_t>(kTileFloats / (kPlaces * ld), kMostTileRows);
+  const int64_t blocks = ceil_div(some_tiles.size(), most);
+  const int64_t strips = ceil_div(panels.size(), kStripPanels);
+  float* const transformed = scratch<0>(kPlaces * (most + 1) * (ld + kStripPanels * kLanes));
+  float* const products = transformed + kPlaces * (most + 1) * ld;
+  bool numbers = true;
+  for (int64_t block = 0; block < blocks; block++) {
+    const Range part = part_of(some_tiles.size(), block, blocks);
+    const Range some{some_tiles.begin + part.begin, some_tiles.begin + part.end};
+    inputs.transform(tiles, some, transformed, ld);
+    for (int64_t i = 0; i < strips; i++) {
+      const Range within = part_of(panels.size(), i, strips);
+      const int64_t first = panels.begin + within.begin, wide = within.size() * kLanes;
+      for (int place = 0; place < kPlaces; place++) {
+        const float* weights = packed + place * packed_size(s.ci, s.co) + first * panel;
+        const Finish plain{false, false, 0, 0, nullptr};
+        const Block following{place + 1 < kPlaces ? weights + packed_size(s.ci, s.co) : nullptr,
+                              panel, kLanes};
+        multiply_blocks({transformed + place * some.size() * ld, ld, 1}, some.size(),
+                        {weights, panel, kLanes}, wide, s.ci,
+                        products + place * some.size() * wide, wide, Epilogue{}, plain, following);
+      }
+      const int64_t channels = std::min(wide, s.co - first * kLanes);
+      numbers &= outputs.transform(tiles, some, first * kLanes, channels, products, wide);
+    }
+  }
+  return numbers;
+}
+
+}  // namespace winograd
+
+// Of a 3x3 convolution with stride 1, without dilation or groups. False: some results are no
+// numbers, and others may not be right.
+static inline bool winograd_conv(const ConvShape& s, const float* x, const float* packed, float* y,
+                                 const Epilogue& e, int threads) {
+  const int64_t m = winograd::Tiles{s}.count(), k = winograd::kPlaces * s.ci;
+  const winograd::Outputs outputs(s, y, e);
+  threads = useful_threads(threads, static_cast<double>(m) * s.co * k, kWorkPerThread);
+  const Grid grid = grid_of(m, s.co, k, threads, 6, 4);
+  std::atomic<bool> numbers{true};
+  for_each_item(grid.items(), threads, [&](int64_t item) {
+    const Range tiles = part_of(m, item / grid.across, grid.down);
+    const Range panels = part_of(panels_of(s.co), item % grid.across, grid.across);
+    if (!winograd::multiply(s, x, packed, outputs, tiles, panels)) numbers = false;
+  });
+  return numbers;
+}
+
+}  // namespace kd
