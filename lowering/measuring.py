@@ -22,6 +22,7 @@ import torch
 
 from lowering import candidates, machine
 from lowering.candidates import CANDIDATES, Prepare, Run
+from lowering.native import library
 from lowering.profile import MOST_BUSY, SHAPES, Conditions, MachineProfile, RateKey
 
 BUDGET_S = 3.0
@@ -31,6 +32,7 @@ _LEAST_BYTES = 64 << 20  # below it, some machines answer from their cache
 _REPEATS = 5
 _MOST_ROUNDS, _LEAST_ROUNDS = 15, 3
 _CALLS = 100
+_KEPT_BYTES = 64 << 20
 _GLANCE_S = 0.25  # schedulers favour who has just woken up, for some slices of milliseconds
 _ENOUGH_S = 0.05  # of timed seconds, to tell how busy others are
 _LARGEST_SHARE = 0.25  # of what is left, for a single call that can be foreseen to be slow
@@ -64,7 +66,9 @@ def measure(
     with torch.no_grad():
         read, copy = run.bandwidths()
         call_us = run.call_overhead()
-        run.groups(CANDIDATES if table is None else table)
+        # Page faults would hit the one or the other by chance; graphs that are compiled have none.
+        with library.keeping_memory(_KEPT_BYTES):
+            run.groups(CANDIDATES if table is None else table)
     return MachineProfile(
         conditions=conditions(),
         rates=run.rates,

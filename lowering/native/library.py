@@ -7,6 +7,7 @@ some fifteen seconds, once per machine.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -143,6 +145,8 @@ def _load(path: Path) -> None:
         library.kernel_dispatch_packed_count.restype = ctypes.c_int64
         library.kernel_dispatch_idle_bytes.restype = ctypes.c_int64
         library.kernel_dispatch_pool_depth.restype = ctypes.POINTER(ctypes.c_int64)
+        library.kernel_dispatch_limit_memory.argtypes = (ctypes.c_int64,)
+        library.kernel_dispatch_limit_memory.restype = ctypes.c_int64
         library.kernel_dispatch_keep_memory.argtypes = (ctypes.c_int64, ctypes.c_bool)
         from lowering.native import shapes
 
@@ -188,6 +192,22 @@ def pool_depth() -> ctypes.c_int64:
         mine = _Loaded.library.kernel_dispatch_pool_depth().contents
         _per_thread.pool_depth = mine
     return mine
+
+
+@contextlib.contextmanager
+def keeping_memory(size: int) -> Iterator[None]:
+    """Inside, this thread makes big tensors as a compiled graph would, whatever was asked for."""
+    if _Loaded.library is None:
+        yield
+        return
+    limit_memory, depth = _Loaded.library.kernel_dispatch_limit_memory, pool_depth()
+    before = limit_memory(size)
+    depth.value += 1
+    try:
+        yield
+    finally:
+        depth.value -= 1
+        limit_memory(before)
 
 
 def idle_bytes() -> int:

@@ -294,7 +294,10 @@ int64_t* kernel_dispatch_counters() { return kd::counters(); }
 // Above 0 while this thread runs a graph whose big tensors are to come from the pool.
 int64_t* kernel_dispatch_pool_depth() { return &kd::Pool::depth(); }
 void kernel_dispatch_keep_memory(int64_t bytes, bool backward) {
-  kd::Pool::installed().keep(bytes, backward);
+  kd::Pool::installed().keep(static_cast<size_t>(bytes), backward);
+}
+int64_t kernel_dispatch_limit_memory(int64_t bytes) {
+  return static_cast<int64_t>(kd::Pool::installed().set_limit(static_cast<size_t>(bytes)));
 }
 int64_t kernel_dispatch_idle_bytes() { return kd::Pool::installed().idle_bytes(); }
 void kernel_dispatch_forget() {

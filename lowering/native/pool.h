@@ -35,10 +35,18 @@ class Pool final : public c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
-  // How many bytes that nobody uses may be kept; and whether backward passes take part.
-  void keep(int64_t bytes, bool backward) {
+  // How many bytes that nobody uses may be kept. Returns what it was.
+  size_t set_limit(size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    limit_ = std::max(limit_, static_cast<size_t>(bytes));
+    const size_t before = limit_;
+    limit_ = bytes;
+    drop_beyond_limit();
+    return before;
+  }
+  // The largest limit that was asked for holds.
+  void keep(size_t bytes, bool backward) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    limit_ = std::max(limit_, bytes);
     backward_ = backward_ || backward;
   }
   void forget() {
@@ -123,6 +131,10 @@ class Pool final : public c10::Allocator {
     const std::lock_guard<std::mutex> lock(mutex_);
     idle_.emplace(size, Idle{data, clock_++});
     idle_bytes_ += size;
+    drop_beyond_limit();
+  }
+
+  void drop_beyond_limit() {
     while (idle_bytes_ > limit_) drop(oldest());
   }
 

@@ -54,8 +54,9 @@ class Convolution:
     def winograd_pays(self) -> bool:
         """Is it a 3x3 convolution that takes less time in tiles of 2x2 outputs?
 
-        Transforming inputs has to be little beside multiplying them, the last tiles of a small image
-        may be half empty, and weights, which grow, are to be used by some tiles (measured: Zen 4).
+        Transforming inputs has to be little beside multiplying them, the last tiles of a small
+        image may be half empty, and weights, which grow, are to be used by some tiles (measured:
+        Zen 4).
         """
         weight = self.weight.meta["val"]
         plain = self.groups == 1 and all(one == 1 for one in (*self.stride, *self.dilation))
