@@ -76,6 +76,16 @@ def threads(facts: dict[str, Any], x: torch.Tensor, plain: nn.Module, run: Any) 
     facts["threads are right"] = len(right) == 20 and all(right)
 
 
+def training(facts: dict[str, Any], x: torch.Tensor, options: dict[str, str]) -> None:
+    run = torch.compile(model(), backend="unified", options=options)
+
+    def step() -> None:
+        run.zero_grad()
+        run(x).sum().backward()
+
+    facts["faults of ten steps"] = faults_of(step)
+
+
 def child(facts: dict[str, Any]) -> None:
     pid = os.fork()
     if pid == 0:
@@ -94,14 +104,8 @@ def main(keep: str) -> None:
     inference(facts, x, plain, run)
     threads(facts, x, plain, run)
     child(facts)
-    trained = torch.compile(model(), backend="unified", options=options)
-
-    def step() -> None:
-        trained.zero_grad()
-        trained(x).sum().backward()
-
-    facts["faults of ten steps"] = faults_of(step)
-    del run, trained
+    training(facts, x, options)
+    del run
     gc.collect()
     facts["idle at last"] = library.idle_bytes()
     kernel_dispatch.reset()
