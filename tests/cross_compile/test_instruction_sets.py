@@ -1,0 +1,33 @@
+"""The C++ kernels on CPUs without AVX-512, and without AVX at all: built for those, run here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowering import machine, toolchain
+
+pytestmark = pytest.mark.proof
+
+
+# march, what it needs of this CPU, which kernels: the generic code takes ten times as long.
+SETS = {
+    "AVX2": ("haswell", "avx2", ("linear", "convolution", "winograd", "attention")),
+    "no AVX": ("x86-64-v2", "sse4_1", ("linear", "winograd")),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_kernels_of_an_older_instruction_set(name: str, tmp_path: Path) -> None:
+    march, needs, kernels = SETS[name]
+    if needs not in machine.cpu().isa or not toolchain.probe().available:
+        pytest.skip(f"needs an x86 CPU with {needs} and a compiler")
+    script = "tests.cross_compile.instruction_set"
+    command = [sys.executable, "-m", script, march, str(tmp_path), *kernels]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    passed = int(done.stdout.split(" passed")[0].split()[-1])
+    assert passed > 50, done.stdout
