@@ -207,6 +207,13 @@ def _openmp_linear(p: Gemm) -> Run | None:
     return lambda: operator(x, p.weight, p.bias, *nothing, 0, 0.0, 0.0)
 
 
+def _openmp_linear_bf16(p: Gemm) -> Run | None:
+    if not library.probe().available or not library.multiplies_bfloat16():
+        return None
+    operator, nothing = torch.ops.kernel_dispatch.openmp_linear_bf16.default, (None, None, None)
+    return lambda: operator(p.x, p.weight, p.bias, *nothing, 0, 0.0, 0.0)
+
+
 def _openmp_conv(p: Conv) -> Run | None:
     """Channels last, as the graph is kept for it, and 3x3 by Winograd, as it is lowered."""
     if not library.probe().available:
@@ -246,12 +253,17 @@ for _kind, _prepare in (("gemm", _ipex_linear), ("conv", _ipex_conv)):
     register(_kind, "ipex", ("float32", "bfloat16"), _prepare, version=ipex.version)
 # NNPACK has no groups, and its gain is in the 3x3 convolutions.
 register("conv", "nnpack", ("float32",), _nnpack_conv, shapes=("spatial",))
-# Half precision is widened around these kernels, which is Inductor's work and not counted here.
-for _kind, _prepare in (("gemm", _openmp_linear), ("conv", _openmp_conv)):
+# float16 is widened around these kernels, which is Inductor's work and not counted here.
+_WIDENED = ("float32", "float16")
+for _kind, _dtypes, _prepare in (
+    ("gemm", _WIDENED, _openmp_linear),
+    ("gemm", ("bfloat16",), _openmp_linear_bf16),
+    ("conv", _WIDENED, _openmp_conv),
+):
     register(
         _kind,
         "openmp",
-        ("float32", "float16"),
+        _dtypes,
         _prepare,
         version=_kernels_version,
         ready=_built_kernels,

@@ -126,7 +126,8 @@ class RegionMaker:
     refuses: Callable[[Any], str] = lambda match: ""  # what a row cannot say; empty: takes it
     describe: Callable[[Sequence[Any]], str] = lambda matches: ""  # for the report
     silent: bool = False  # its operators do not tell that they ran
-    packed_element: int | None = None  # bytes when packed; None: as in the graph; 0: never packed
+    # Bytes of a packed weight's element; 0: never packed.
+    packed_element: Callable[[Any], int] = lambda match: match.dtype.itemsize
     # What a weight becomes beside being packed, by its name in the documentation, and how many
     # times as many values it has then.
     transforms: Callable[[Any], tuple[str, float]] = lambda match: ("", 1.0)

@@ -116,6 +116,15 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         "gemm",
         "bfloat16",
+        {"openmp": 1.1, "mkldnn": 1.1},
+        "both use the CPU's own products and have the weight laid out once; level within a few "
+        "percent on 128 rows, ours ahead on few (measured: one core of Zen 4, torch 2.13)",
+        vendors=_AMD,
+        any_isa=frozenset({"avx512_bf16"}),
+    ),
+    Expectation(
+        "gemm",
+        "bfloat16",
         {"mkldnn": 1.1},
         f"eager uses oneDNN too where the CPU multiplies bfloat16 itself; {_PACKED}",
         any_isa=_BF16,

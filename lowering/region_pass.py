@@ -131,20 +131,21 @@ def _packed_bytes(match: Any, maker: RegionMaker) -> int:
     weight = getattr(match, "weight", None)
     if weight is None:
         return 0
-    element = match.dtype.itemsize if maker.packed_element is None else maker.packed_element
-    return int(weight.meta["val"].numel() * maker.transforms(match)[1]) * element
+    values = int(weight.meta["val"].numel() * maker.transforms(match)[1])
+    return values * maker.packed_element(match)
 
 
 def _recipes(match: Any, maker: RegionMaker) -> list[str]:
     """What is done to the weights of a match, in the words of the documentation."""
     if not hasattr(match, "weight"):
         return []
-    found = [] if maker.packed_element == 0 else ["prepack"]
+    element = maker.packed_element(match)
+    found = ["prepack"] if element else []
     if getattr(match, "norm", None) is not None:
         found.append("fold-batch-norm")
     if name := maker.transforms(match)[0]:
         found.append(name)
-    if (maker.packed_element or 0) > match.dtype.itemsize:
+    if element > match.dtype.itemsize:
         found.append("widen-weight")
     elif match.casts_weight:
         found.append("cast-weight")

@@ -24,18 +24,19 @@ enum class Act : int {
 };
 
 // v = acc + bias[n]; v += before[m, n]; v = act(v); v *= times[m, n]; v += after[m, n]
-struct Epilogue {
-  const float* bias = nullptr;
-  const float* before = nullptr;
-  const float* times = nullptr;
-  const float* after = nullptr;
+template <class Element>
+struct EpilogueOf {
+  const Element* bias = nullptr;
+  const Element* before = nullptr;
+  const Element* times = nullptr;
+  const Element* after = nullptr;
   int64_t ld_before = 0, ld_times = 0, ld_after = 0;  // row strides in elements
   Act act = Act::none;
   float a = 0, b = 0;
 
   // The same, for the part of the output that starts at [row, column].
-  Epilogue at(int64_t row, int64_t column) const {
-    Epilogue part = *this;
+  EpilogueOf at(int64_t row, int64_t column) const {
+    EpilogueOf part = *this;
     if (bias) part.bias += column;
     if (before) part.before += row * ld_before + column;
     if (times) part.times += row * ld_times + column;
@@ -43,6 +44,8 @@ struct Epilogue {
     return part;
   }
 };
+
+using Epilogue = EpilogueOf<float>;
 
 // Not a number stays one: it is always the second operand that is kept then.
 static inline vec clamp(vec v, vec low, vec high) {

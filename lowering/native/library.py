@@ -154,6 +154,11 @@ def _load(path: Path) -> None:
         _Loaded.library = library
 
 
+def multiplies_bfloat16() -> bool:
+    """Is what was loaded built for a CPU that multiplies bfloat16 itself (AVX-512 BF16)?"""
+    return hasattr(torch.ops.kernel_dispatch, "openmp_linear_bf16")
+
+
 class _PerThread(threading.local):
     counts: ctypes.Array[ctypes.c_int64] | None = None
     pool_depth: ctypes.c_int64 | None = None

@@ -71,8 +71,13 @@ struct Block {
   int64_t across, along;
 };
 
+// What 32 bits of an operand are: one number, or whatever `Numbers` of another kind makes of them.
+struct Floats {
+  static inline vec multiply_add(vec a, vec b, vec c) { return kd::multiply_add(a, b, c); }
+};
+
 // rows x (width * kLanes) sums over k of a[row][k] * b[panel][k][lane].
-template <int rows, int width>
+template <int rows, int width, class Numbers = Floats>
 struct Sums {
   vec at[rows][width];
 
@@ -100,7 +105,7 @@ struct Sums {
         const vec factor = broadcast(a[i / 3] + i % 3 * row);
 #pragma GCC unroll 4
         for (int j = 0; j < width; j++)
-          at[i][j] = multiply_add(factor, loaded[j], at[i][j]);
+          at[i][j] = Numbers::multiply_add(factor, loaded[j], at[i][j]);
       }
 #pragma GCC unroll 8
       for (int g = 0; g < threes; g++) a[g] += a_step;

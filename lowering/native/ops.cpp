@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "attention.h"
+#include "bf16_gemm.h"
 #include "conv.h"
 #include "counters.h"
 #include "epilogue.h"
@@ -30,25 +31,36 @@ int threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
 
-// Rows of a matrix: what an epilogue reads beside the output must lie as the output does.
-struct Beside {
-  Tensor tensor;
-  const float* data = nullptr;
+// A tensor's numbers as the kernels call them.
+template <class Element>
+const Element* numbers_of(const Tensor& tensor) {
+  return static_cast<const Element*>(tensor.const_data_ptr());
+}
 
-  Beside(const OptionalTensor& given, at::MemoryFormat format) {
+// Rows of a matrix: what an epilogue reads beside the output must lie as the output does.
+template <class Element>
+struct BesideOf {
+  Tensor tensor;
+  const Element* data = nullptr;
+
+  BesideOf(const OptionalTensor& given, at::MemoryFormat format) {
     if (!given.has_value()) return;
     tensor = given->contiguous(format);
-    data = tensor.const_data_ptr<float>();
+    data = numbers_of<Element>(tensor);
   }
 };
+using Beside = BesideOf<float>;
 
 Tensor as_float(const Tensor& tensor) {
   return tensor.defined() ? tensor.to(at::kFloat).contiguous() : tensor;
 }
 
-kd::Epilogue epilogue_of(const float* bias, const Beside& before, const Beside& times,
-                         const Beside& after, int64_t row, int64_t act, double a, double b) {
-  kd::Epilogue epilogue;
+template <class Element>
+kd::EpilogueOf<Element> epilogue_of(const Element* bias, const BesideOf<Element>& before,
+                                    const BesideOf<Element>& times,
+                                    const BesideOf<Element>& after, int64_t row, int64_t act,
+                                    double a, double b) {
+  kd::EpilogueOf<Element> epilogue;
   epilogue.bias = bias;
   epilogue.before = before.data;
   epilogue.times = times.data;
@@ -75,9 +87,23 @@ kd::PackedPtr packed_linear(const Tensor& weight, bool in_out) {
   });
 }
 
+// What a linear layer of one kind of numbers is made of.
+struct InFloats {
+  using Element = float;
+  static Tensor converted(const Tensor& bias) { return as_float(bias); }
+  static constexpr auto packed = packed_linear;
+  static void compute(int64_t m, int64_t n, int64_t k, const float* x, const float* weight,
+                      float* out, const kd::Epilogue& epilogue) {
+    kd::gemm(m, n, k, x, k, weight, out, n, epilogue, threads());
+  }
+};
+
+template <class Kind>
 Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
               const OptionalTensor& before, const OptionalTensor& times,
               const OptionalTensor& after, int64_t act, double a, double b, bool in_out) {
+  using Element = typename Kind::Element;
+  using Rows = BesideOf<Element>;
   const int64_t k = weight.size(in_out ? 0 : 1), n = weight.size(in_out ? 1 : 0);
   const Tensor rows = x.contiguous();
   at::DimVector shape(x.sizes());
@@ -86,16 +112,43 @@ Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
   if (out.numel() == 0) return out;
   const int64_t m = out.numel() / n;
   const auto plain = at::MemoryFormat::Contiguous;
-  const Beside left(before, plain), factor(times, plain), right(after, plain);
-  const Tensor floats = as_float(or_undefined(bias));
-  const float* bias_data = floats.defined() ? floats.const_data_ptr<float>() : nullptr;
-  const auto packed = packed_linear(weight, in_out);
-  kd::gemm(m, n, k, rows.const_data_ptr<float>(), k, packed->weight.data(),
-           out.mutable_data_ptr<float>(), n,
-           epilogue_of(bias_data, left, factor, right, n, act, a, b), threads());
+  const Rows left(before, plain), factor(times, plain), right(after, plain);
+  const Tensor columns = Kind::converted(or_undefined(bias));
+  const Element* bias_data = columns.defined() ? numbers_of<Element>(columns) : nullptr;
+  const auto packed = Kind::packed(weight, in_out);
+  Kind::compute(m, n, k, numbers_of<Element>(rows), packed->weight.data(),
+                static_cast<Element*>(out.mutable_data_ptr()),
+                epilogue_of(bias_data, left, factor, right, n, act, a, b));
   kd::count(kd::kLinear);
   return out;
 }
+
+#if defined(__AVX512BF16__)
+// A wider weight is rounded, as a graph that casts it (autocast) would do in every call.
+kd::PackedPtr packed_linear_bf16(const Tensor& weight, bool in_out) {
+  return kd::weights().get({weight}, in_out ? 3 : 2, [&] {
+    const Tensor out_in = in_out ? weight.detach().t() : weight.detach();
+    const int64_t n = out_in.size(0), k = out_in.size(1);
+    Tensor rows = at::zeros({n, 2 * kd::bf16::pairs_of(k)}, weight.options().dtype(at::kBFloat16));
+    rows.narrow(1, 0, k).copy_(out_in);
+    auto packed = std::make_shared<kd::Packed>(kd::bf16::packed_size_of(k, n));
+    kd::bf16::pack(packed->weight.data(), numbers_of<kd::BFloat16>(rows), k, n, threads());
+    return packed;
+  });
+}
+
+struct InBFloat16 {
+  using Element = kd::BFloat16;
+  static Tensor converted(const Tensor& bias) {
+    return bias.defined() ? bias.to(at::kBFloat16).contiguous() : bias;
+  }
+  static constexpr auto packed = packed_linear_bf16;
+  static void compute(int64_t m, int64_t n, int64_t k, const Element* x, const float* weight,
+                      Element* out, const kd::EpilogueOf<Element>& epilogue) {
+    kd::bf16::gemm(m, n, k, x, weight, out, epilogue, threads());
+  }
+};
+#endif
 
 // --- convolution (1-D and 2-D), BatchNorm folded into the weight ---------------------------------
 
@@ -280,13 +333,21 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
       "mha_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, "
       "float scale) -> Tensor");
   library.def("openmp_product(Tensor left, Tensor right, Tensor? bias) -> Tensor");
+#if defined(__AVX512BF16__)
+  library.def(
+      "openmp_linear_bf16(Tensor x, Tensor weight, Tensor? bias, Tensor? before, Tensor? times, "
+      "Tensor? after, int act, float a, float b, bool in_out=False) -> Tensor");
+#endif
 }
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
-  library.impl("openmp_linear", linear);
+  library.impl("openmp_linear", linear<InFloats>);
   library.impl("openmp_convolution", convolution);
   library.impl("mha_attention", attention);
   library.impl("openmp_product", product);
+#if defined(__AVX512BF16__)
+  library.impl("openmp_linear_bf16", linear<InBFloat16>);
+#endif
 }
 
 extern "C" {

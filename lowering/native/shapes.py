@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from lowering.native import library
+
 Optional = torch.Tensor | None
 
 
@@ -69,3 +71,5 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)
+    if library.multiplies_bfloat16():
+        register_fake("kernel_dispatch::openmp_linear_bf16", _linear)

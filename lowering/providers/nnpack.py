@@ -190,5 +190,5 @@ PROVIDER = Provider(
     name="nnpack",
     summary="NNPACK: 2-D convolutions of single images by transforms, in inference",
     probe=probe,
-    regions={"convolution": RegionMaker(_emit, refuses=_refuses, packed_element=0)},
+    regions={"convolution": RegionMaker(_emit, refuses=_refuses, packed_element=lambda match: 0)},
 )

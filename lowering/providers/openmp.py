@@ -1,8 +1,9 @@
 """C++ kernels of ours, on OpenMP threads: linear layers, convolutions and products.
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
-absorb more of what stands around them, cost a microsecond to call, and take half precision by
-computing in float32 from weights that were widened once.
+absorb more of what stands around them and cost a microsecond to call. Linear layers in bfloat16 are
+multiplied by the CPU itself where it can; all other half precision is computed in float32, from
+weights that were widened once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowering import machine
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.native import library
 from lowering.regions.convolution import Convolution
@@ -32,7 +34,17 @@ def probe() -> Probe:
     return library.probe()
 
 
+def _in_bfloat16(match: Linear) -> bool:
+    return match.dtype is torch.bfloat16 and library.multiplies_bfloat16()
+
+
 def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
+    if _in_bfloat16(match):
+        beside = (epilogue.before, epilogue.times, epilogue.after)
+        return graph.call_function(
+            torch.ops.kernel_dispatch.openmp_linear_bf16.default,
+            (match.input, match.weight, match.bias, *beside, *_activation(epilogue), match.in_out),
+        )
     head = (widened(graph, match.input), match.weight, match.bias)
     new = graph.call_function(
         torch.ops.kernel_dispatch.openmp_linear.default,
@@ -74,6 +86,18 @@ def _emit_product(graph: fx.Graph, match: Product, epilogue: Epilogue) -> fx.Nod
     )
 
 
+def _packed_linear_element(match: Linear) -> int:
+    return 2 if _in_bfloat16(match) else 4
+
+
+def _refuses_linear(match: Linear) -> str:
+    if _in_bfloat16(match):  # packing rounds, where the graph does
+        return ""
+    if match.dtype is torch.bfloat16 and "avx512_bf16" in machine.cpu().isa:
+        return "the compiler that built openmp does not know this CPU's bfloat16 products"
+    return _refuses(match)
+
+
 def _refuses(match: Linear | Convolution) -> str:
     """A weight that the graph rounds (autocast) would be widened from its unrounded values."""
     rounded = match.weight.meta["val"].dtype.itemsize > match.dtype.itemsize
@@ -81,14 +105,16 @@ def _refuses(match: Linear | Convolution) -> str:
 
 
 def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
-    act = epilogue.activation
     beside = (epilogue.before, epilogue.times, epilogue.after)
     return (
         *(None if node is None else widened(graph, node) for node in beside),
-        _ACTIVATIONS.index(act.name),
-        float(act.a),
-        float(act.b),
+        *_activation(epilogue),
     )
+
+
+def _activation(epilogue: Epilogue) -> tuple[int, float, float]:
+    act = epilogue.activation
+    return _ACTIVATIONS.index(act.name), float(act.a), float(act.b)
 
 
 PROVIDER = Provider(
@@ -97,9 +123,15 @@ PROVIDER = Provider(
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
-        "linear": RegionMaker(_emit_linear, ABILITIES, _refuses, packed_element=4),
+        "linear": RegionMaker(
+            _emit_linear, ABILITIES, _refuses_linear, packed_element=_packed_linear_element
+        ),
         "convolution": RegionMaker(
-            _emit_convolution, ABILITIES, _refuses, packed_element=4, transforms=_winograd
+            _emit_convolution,
+            ABILITIES,
+            _refuses,
+            packed_element=lambda match: 4,
+            transforms=_winograd,
         ),
         "product": RegionMaker(_emit_product),
     },
