@@ -312,8 +312,22 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
       s.mask = added.const_data_ptr<float>();
     }
   }
-  kd::attention(s, q.const_data_ptr<float>(), k.const_data_ptr<float>(),
-                v.const_data_ptr<float>(), out.mutable_data_ptr<float>(), threads());
+  const auto computed = [&](auto element) {
+    using Element = decltype(element);
+    kd::attention(s, numbers_of<Element>(q), numbers_of<Element>(k), numbers_of<Element>(v),
+                  static_cast<Element*>(out.mutable_data_ptr()), threads());
+  };
+  switch (q.scalar_type()) {
+    case at::kBFloat16:
+      computed(kd::BFloat16());
+      break;
+    case at::kHalf:
+      computed(kd::Half());
+      break;
+    default:
+      TORCH_CHECK(q.scalar_type() == at::kFloat, "no attention in ", q.scalar_type());
+      computed(float());
+  }
   kd::count(kd::kAttention);
   return out;
 }

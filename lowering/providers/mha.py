@@ -16,7 +16,7 @@ from lowering.contract import Probe, Provider, RegionMaker
 from lowering.native import library
 from lowering.regions.attention import Attention
 from lowering.regions.epilogue import Epilogue
-from lowering.regions.widening import narrowed, widened
+from lowering.regions.widening import widened
 
 
 def probe() -> Probe:
@@ -27,13 +27,12 @@ def probe() -> Probe:
 
 
 def _emit(graph: fx.Graph, match: Attention, epilogue: Epilogue) -> fx.Node:
-    inputs = [widened(graph, node) for node in (match.query, match.key, match.value)]
+    """Queries, keys and values as they come: half precision is widened as it is read."""
     mask = None if match.mask is None else widened(graph, match.mask)
-    new = graph.call_function(
+    return graph.call_function(
         torch.ops.kernel_dispatch.mha_attention.default,
-        (*inputs, mask, match.causal, match.scale),
+        (match.query, match.key, match.value, mask, match.causal, match.scale),
     )
-    return narrowed(graph, new, match.dtype)
 
 
 def _refuses(match: Attention) -> str:

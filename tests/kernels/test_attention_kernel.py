@@ -197,3 +197,27 @@ def test_the_thread_count_changes_no_bit(sizes: Sizes) -> None:
         found.append(compute(q, k, v, None, True, None))
     for other in found[1:]:
         assert_bit_identical(other, found[0], "another number of threads")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_half_precision(sizes: Sizes, kind: str, dtype: torch.dtype) -> None:
+    """Widened as it is read: every bit is that of float32 operands, rounded once at the end."""
+    mask, causal = mask_of(kind, sizes), kind == "causal"
+    halves = [tensor.to(dtype) for tensor in operands(sizes)]
+    got = compute(*halves, mask, causal, None)
+    wide = compute(*(tensor.float() for tensor in halves), mask, causal, None)
+    assert_bit_identical(got, wide.to(dtype), f"{dtype}, {kind}")
+
+
+def test_half_precision_between_other_numbers() -> None:
+    """Each operand stands between NaNs."""
+    for size in (5, 16, 33):
+        made = []
+        for shape in [(1, 2, 19, size), (1, 2, 40, size), (1, 2, 40, size)]:
+            memory = torch.full((torch.Size(shape).numel() + 256,), float("nan")).bfloat16()
+            made.append(memory[128:-128].view(shape).copy_(torch.randn(shape)))
+        for rows in (1, 19):
+            got = kernels().mha_attention(made[0][:, :, :rows], *made[1:], None, False, 0.3)
+            assert not got.isnan().any(), f"{rows} rows of {size}"
