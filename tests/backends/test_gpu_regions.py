@@ -301,6 +301,8 @@ def test_fewer_bits_at_o3(rows: int, device: str, tolerance: float | None, taker
 class Listener:
     """What a report does with what runs."""
 
+    keeps_memory = False
+
     def __init__(self, tolerance: float) -> None:
         self.tolerance = tolerance
         self.told: list[Any] = []

@@ -25,6 +25,8 @@ Regions = dict[tuple[str, str], int]
 class Heard:
     """What a graph's report would be told while it runs."""
 
+    keeps_memory = False
+
     def __init__(self, tolerance: float) -> None:
         self.tolerance = tolerance
         self.ran: dict[tuple[str, str], int] = {}

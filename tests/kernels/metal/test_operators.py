@@ -30,6 +30,7 @@ class Heard:
     """What a graph's report would be told."""
 
     tolerance = 1e-2
+    keeps_memory = False
 
     def __init__(self) -> None:
         self.ran: list[tuple[str, str]] = []
