@@ -2,7 +2,7 @@
 
 The library is built for the machine that runs it and kept in the folder that `keep_in` named, under
 a name that changes with the sources, the compiler's command line, torch and the CPU. Building takes
-some fifteen seconds, once per machine.
+some thirty seconds, once per machine.
 """
 
 from __future__ import annotations

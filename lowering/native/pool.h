@@ -4,7 +4,6 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/util/Exception.h>
 #include <pthread.h>
 
 #include <iterator>
@@ -27,6 +26,7 @@ class Pool final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes < kSmallest || !wanted()) return otherwise_->allocate(bytes);
     void* const data = take(pages_for(bytes));
+    if (data == nullptr) return otherwise_->allocate(bytes);  // it says what is wrong, as without us
     c10::profiledCPUMemoryReporter().New(data, bytes);
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -103,10 +103,15 @@ class Pool final : public c10::Allocator {
         return data;
       }
     }
-    void* const data = take_pages(size);
-    TORCH_CHECK_WITH(OutOfMemoryError, data != nullptr, "no memory for ", size, " bytes");
-    const std::lock_guard<std::mutex> lock(mutex_);
-    used_.emplace(data, size);
+    void* data = take_pages(size);
+    if (data == nullptr) {
+      forget();
+      data = take_pages(size);
+    }
+    if (data != nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      used_.emplace(data, size);
+    }
     return data;
   }
 
