@@ -32,6 +32,7 @@ class DispatchConfig:
     provider: str | None = None
     config: str | os.PathLike[str] | None = None
     threads: int | None = None
+    keep_memory: str | int | None = None
     tolerance: float | None = None
     buckets: str | bool | Iterable[int] | None = None
     cache_dir: str | os.PathLike[str] | None = None
