@@ -104,7 +104,8 @@ def main(keep: str) -> None:
     inference(facts, x, plain, run)
     threads(facts, x, plain, run)
     child(facts)
-    training(facts, x, options)
+    if keep == "auto":
+        training(facts, x, options)
     del run
     gc.collect()
     facts["idle at last"] = library.idle_bytes()

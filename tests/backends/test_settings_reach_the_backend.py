@@ -87,6 +87,7 @@ def test_each_option_is_resolved_on_its_own() -> None:
         "level": "UNIFIED_LEVEL",
         "strict": "configure()",
         "threads": "options=",
+        "keep_memory": "default",
         "disable": "UNIFIED_DISABLE",
         "device": "default",
         "provider": "default",
