@@ -6,6 +6,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
 
+#include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -47,7 +49,7 @@ class Pool final : public c10::Allocator {
   void keep(size_t bytes, bool backward) {
     const std::lock_guard<std::mutex> lock(mutex_);
     limit_ = std::max(limit_, bytes);
-    backward_ = backward_ || backward;
+    if (backward) backward_ = true;
   }
   void forget() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -162,7 +164,7 @@ class Pool final : public c10::Allocator {
   std::unordered_map<void*, size_t> used_;
   size_t idle_bytes_ = 0, limit_ = 0;
   uint64_t clock_ = 0;
-  bool backward_ = false;
+  std::atomic<bool> backward_{false};  // read without the lock, at every allocation
 };
 
 }  // namespace kd
