@@ -141,7 +141,10 @@ def _parse_keep_memory(value: Any, source: str) -> int | None:
         raise SettingError(
             f"keep_memory={value!r} (from {source}): give auto, off, or a size such as 512MB."
         )
-    return int(found[1]) << (10 * " kmgt".index(found[2] or " "))
+    size = int(found[1]) << (10 * " kmgt".index(found[2] or " "))
+    if size >= 1 << 60:
+        raise SettingError(f"keep_memory={value!r} (from {source}): no machine has so much.")
+    return size
 
 
 def _parse_tolerance(value: Any, source: str) -> float:
