@@ -95,7 +95,7 @@ def test_a_build_that_fails(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) ->
         def get_command_line(self) -> str:
             return "c++"
 
-    monkeypatch.setattr(library, "_builder", lambda *_: Failing())
+    monkeypatch.setattr(library, "_builder", lambda *_, **__: Failing())
     found = asked_anew()
     assert not found.available
     assert found.reason.endswith("line 49")
@@ -113,11 +113,11 @@ def test_the_name_changes_with_all_that_matters(
     found.add(plain())
     monkeypatch.setattr(library, "_options_text", lambda: "c++ -O0")
     found.add(plain())
-    for source in [*library._FOLDER.glob("*.h"), library._FOLDER / "ops.cpp"]:
+    for source in [*library._FOLDER.glob("*.h"), *library._FOLDER.glob("*.cpp")]:
         (tmp_path / source.name).write_bytes(source.read_bytes())
     monkeypatch.setattr(library, "_FOLDER", tmp_path)
     assert plain() in found
-    for name in ("gemm.h", "ops.cpp"):
+    for name in ("gemm.h", "linear.cpp"):
         (tmp_path / name).write_text("// another\n")
         found.add(plain())
     assert len(found) == 5

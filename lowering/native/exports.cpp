@@ -1,0 +1,24 @@
+// What Python calls without torch: counters, kept memory, packed weights.
+
+#include "counters.h"
+#include "pool.h"
+#include "weights.h"
+
+extern "C" {
+int64_t* kernel_dispatch_counters() { return kd::counters(); }
+// Above 0 while this thread runs a graph whose big tensors are to come from the pool.
+int64_t* kernel_dispatch_pool_depth() { return &kd::Pool::depth(); }
+void kernel_dispatch_keep_memory(int64_t bytes, bool backward) {
+  kd::Pool::installed().keep(static_cast<size_t>(bytes), backward);
+}
+int64_t kernel_dispatch_limit_memory(int64_t bytes) {
+  return static_cast<int64_t>(kd::Pool::installed().set_limit(static_cast<size_t>(bytes)));
+}
+int64_t kernel_dispatch_idle_bytes() { return kd::Pool::installed().idle_bytes(); }
+void kernel_dispatch_forget() {
+  kd::weights().forget();
+  kd::Pool::installed().forget();
+}
+int64_t kernel_dispatch_packed_bytes() { return kd::weights().bytes(); }
+int64_t kernel_dispatch_packed_count() { return kd::weights().made(); }
+}
