@@ -1,4 +1,4 @@
-"""What the operators of the library return, without computing it: for tracing and for the compiler."""
+"""What our C++ operators return, without computing it: for tracing and for the compiler."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import before_autograd, providers, region_pass, toolchain, vocabulary
+from lowering import before_autograd, pooling, providers, region_pass, toolchain, vocabulary
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import clone, dump
 
@@ -100,6 +100,7 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner
 
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        pooling.put_right(module.graph)
         if request.training:
             taken.extend(
                 region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))
