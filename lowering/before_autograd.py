@@ -22,6 +22,7 @@ from lowering.regions import (
     einsum,
     library_calls,
     linear_call,
+    resampling,
 )
 from lowering.regions.epilogue import Epilogue
 
@@ -47,6 +48,7 @@ _REGIONS = {
     "linear": linear_call.find,
     "convolution": library_calls.find_convolutions,
     "embedding": library_calls.find_embeddings,
+    "resampling": resampling.find,
 }
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowering import before_autograd, vocabulary
-from lowering.contract import Compiled, Probe, Provider, Region, Request
+from lowering import before_autograd, resampled, vocabulary
+from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import dump
+from lowering.regions.epilogue import Epilogue
+from lowering.regions.resampling import Resampling, read
 
 
 def probe() -> Probe:
@@ -55,10 +58,26 @@ def _with_library_calls(request: Request) -> Compiled:
     return Compiled(run=run, regions=taken)
 
 
+def _resampled(graph: fx.Graph, match: Resampling, epilogue: Epilogue) -> fx.Node:
+    now = read(match.node)
+    assert now is not None, "it was matched"
+    operands = [_listed(graph, operand) for operand in now.operands]
+    return graph.call_function(getattr(resampled.ours, now.operator).default, tuple(operands))
+
+
+def _listed(graph: fx.Graph, operand: Any) -> Any:
+    """A node that stands for several sizes, as a list of nodes."""
+    sizes = operand.meta.get("example_value") if isinstance(operand, fx.Node) else None
+    if not isinstance(sizes, tuple):
+        return operand
+    return [graph.call_function(operator.getitem, (operand, i)) for i in range(len(sizes))]
+
+
 PROVIDER = Provider(
     name="eager",
     summary="torch's own kernels, op by op; refuses nothing",
     probe=probe,
     compile=compile,
     plans=True,
+    early_regions={"resampling": RegionMaker(_resampled)},
 )

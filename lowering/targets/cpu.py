@@ -41,6 +41,26 @@ _SAME_ONEDNN = (
     "IPEX's oneDNN is level with torch's, which needs no library that replaces kernels of torch"
 )
 
+
+def _resampling(level: Level, training: bool) -> CapabilityRow:
+    return CapabilityRow(
+        "cpu",
+        "eager",
+        "resampling",
+        level,
+        priority=60,
+        dtypes=frozenset({"float32", "float64"}),
+        training=training,
+        subclasses=False,
+        early=True,
+        min_ops=2,
+        min_bytes=1 << 16,
+        why="Inductor generates it number by number: reflected padding takes 5 times as long as "
+        "torch's kernel, sampling at a grid 5 to 9 times, bilinear interpolation twice (measured: "
+        "one thread of Zen 4, torch 2.13)",
+    )
+
+
 TARGET = Target(
     name="cpu",
     summary="Any CPU that torch runs on, through Inductor, oneDNN and eager",
@@ -252,6 +272,9 @@ TARGET = Target(
             "64 channels of 56x56 takes 2.3 ms where the fastest direct way takes 7.3 (measured: "
             "one thread of Zen 4, and only with one thread is it used)",
         ),
+        # In training from O2 on: at O1 autograd itself runs the graph, gradients of gradients too.
+        _resampling(Level.O1, training=False),
+        _resampling(Level.O2, training=True),
         CapabilityRow(
             "cpu",
             "opt_einsum",

@@ -142,7 +142,8 @@ OURS = {"attention:mha", "convolution:openmp", "linear:openmp"}
 PRODUCTS = {"product:openmp"}  # of two tensors that both may change, so in training as well
 ONEDNN = {"convolution:mkldnn", "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
-OTHERS = {"convolution:nnpack", "linear:mkl", *ORDERS}  # wide kernels; only if measured
+SAMPLED = {"resampling:eager"}  # likewise, and from O2 on in training
+OTHERS = {"convolution:nnpack", "linear:mkl", *ORDERS, *SAMPLED}  # wide kernels; only if measured
 IPEX = {"attention:ipex", "convolution:ipex", "linear:ipex"}
 
 
@@ -153,19 +154,19 @@ IPEX = {"attention:ipex", "convolution:ipex", "linear:ipex"}
         # what needs a compiler starts at O2
         (EPYC, "O1", False, "", {*ONEDNN, *OTHERS}),
         (EPYC, "O0", False, "", set()),
-        (EPYC, "O2", True, "", {*PRODUCTS, *ORDERS}),
+        (EPYC, "O2", True, "", {*PRODUCTS, *ORDERS, *SAMPLED}),
         (EPYC, "O1", True, "", ORDERS),
         (EPYC, "O2", False, "mkldnn", {*OURS, *PRODUCTS, *OTHERS}),
         (EPYC, "O2", False, "openmp", {"attention:mha", *ONEDNN, *OTHERS}),
         (EPYC, "O2", False, "mkldnn,openmp,mha", OTHERS),
-        (EPYC, "O2", False, "mkldnn,openmp,mha,mkl,nnpack,opt_einsum", set()),
+        (EPYC, "O2", False, "mkldnn,openmp,mha,mkl,nnpack,opt_einsum", SAMPLED),
         (CPU_ONLY, "O2", False, "", {*OURS, "convolution:mkldnn", *OTHERS}),
         (CPU_ONLY, "O1", False, "", {"convolution:mkldnn", *OTHERS}),
         (MAC, "O2", False, "", {*OURS, "convolution:mkldnn", *OTHERS}),
         (TORCH_28, "O1", False, "", {*IPEX, *ONEDNN, *OTHERS}),
         (TORCH_28, "O2", False, "ipex", {*OURS, *PRODUCTS, *ONEDNN, *OTHERS}),
         (TORCH_28, "O2", False, "mkldnn,openmp,mha", {*IPEX, *OTHERS}),
-        (TORCH_28, "O2", True, "", {*PRODUCTS, *ORDERS}),
+        (TORCH_28, "O2", True, "", {*PRODUCTS, *ORDERS, *SAMPLED}),
     ],
 )
 def test_region_rows(

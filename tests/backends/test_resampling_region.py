@@ -1,0 +1,183 @@
+"""Interpolation, sampling at a grid and padding: torch's own kernels, in eager's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lowering import resampled
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.regions import region_rows
+from tests.support.reports import assert_ran_as_planned
+
+IMAGE, LINE, VOLUME = (2, 3, 12, 15), (2, 3, 20), (2, 3, 6, 7, 8)
+GRID = torch.rand(2, 9, 11, 2) * 2.4 - 1.2
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "linear": (lambda x: functional.interpolate(x, scale_factor=1.7, mode="linear"), LINE),
+    "bilinear by a factor": (nn.Upsample(scale_factor=2, mode="bilinear"), IMAGE),
+    "bilinear by two factors": (
+        lambda x: functional.interpolate(x, None, (1.5, 0.4), "bilinear", True),
+        IMAGE,
+    ),
+    "bilinear to a size": (lambda x: functional.interpolate(x, (7, 23), mode="bilinear"), IMAGE),
+    "bilinear to a square": (lambda x: functional.interpolate(x, 9, mode="bilinear"), IMAGE),
+    "bicubic": (nn.Upsample((30, 20), mode="bicubic", align_corners=True), IMAGE),
+    "trilinear": (lambda x: functional.interpolate(x, scale_factor=2.0, mode="trilinear"), VOLUME),
+    "sampled": (lambda x: functional.grid_sample(x, GRID, align_corners=False), IMAGE),
+    "sampled bicubic, reflected": (
+        lambda x: functional.grid_sample(x, GRID, "bicubic", "reflection", True),
+        IMAGE,
+    ),
+    "sampled nearest, at the border": (
+        lambda x: functional.grid_sample(x, GRID, "nearest", "border", False),
+        IMAGE,
+    ),
+    "reflected": (nn.ReflectionPad2d((1, 2, 3, 4)), IMAGE),
+    "reflected line": (nn.ReflectionPad1d(5), LINE),
+    "reflected volume": (nn.ReflectionPad3d(2), VOLUME),
+    "replicated": (lambda x: functional.pad(x, (3, 1, 0, 2), mode="replicate"), IMAGE),
+    "replicated line": (nn.ReplicationPad1d((2, 0)), LINE),
+    "replicated volume": (nn.ReplicationPad3d(1), VOLUME),
+}
+LEFT = {
+    "nearest": (lambda x: functional.interpolate(x, scale_factor=2.0), IMAGE),
+    "antialiased": (
+        lambda x: functional.interpolate(x, (7, 7), mode="bilinear", antialias=True),
+        IMAGE,
+    ),
+    "factor computed again": (
+        lambda x: functional.interpolate(
+            x, scale_factor=1.3, mode="bilinear", recompute_scale_factor=True
+        ),
+        IMAGE,
+    ),
+    "zeros around": (lambda x: functional.pad(x, (1, 2, 3, 4)), IMAGE),
+    "circular": (lambda x: functional.pad(x, (1, 2, 3, 4), mode="circular"), IMAGE),
+    "nearest of a volume": (lambda x: functional.interpolate(x, scale_factor=2.0), VOLUME),
+}
+
+
+def around(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: (function(x * 1.5) + 0.25).tanh()
+
+
+def images(shape: tuple[int, ...], layout: str, training: bool) -> tuple[Tensor, Tensor]:
+    x = torch.randn(*shape)
+    if layout == "channels last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x.clone().requires_grad_(training), x.clone().requires_grad_(training)
+
+
+LAID_OUT = [
+    (name, layout)
+    for name, (_, shape) in CASES.items()
+    for layout in ("contiguous", *(["channels last"] if len(shape) == 4 else []))
+]
+
+
+@pytest.mark.parametrize(
+    ("level", "training"), [("O1", False), ("O2", False), ("O1", True), ("O2", True)]
+)
+@pytest.mark.parametrize(("name", "layout"), LAID_OUT)
+def test_outputs_and_gradients(name: str, level: str, training: bool, layout: str) -> None:
+    function, shape = CASES[name]
+    function = around(function)
+    x, again = images(shape, layout, training)
+    with size_limits_lifted(), torch.set_grad_enabled(training):
+        compiled = compile_at(level, function)
+        out, expected = compiled(x), function(again)
+        torch.testing.assert_close(out, expected)
+        assert out.stride() == expected.stride()
+        if training:
+            grad = torch.randn_like(expected)
+            out.backward(grad)
+            expected.backward(grad)
+            torch.testing.assert_close(x.grad, again.grad)
+    assert_ran_as_planned(compiled, level)
+    taken = [("resampling", "eager", 1, 1)]
+    assert region_rows(compiled) == ([] if (level, training) == ("O1", True) else taken)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_others(name: str) -> None:
+    function, shape = LEFT[name]
+    function = around(function)
+    x, again = images(shape, "contiguous", False)
+    with size_limits_lifted(), torch.no_grad():
+        compiled = compile_at("O2", function)
+        torch.testing.assert_close(compiled(x), function(again))
+    assert_ran_as_planned(compiled, "O2")
+    assert region_rows(compiled) == []
+
+
+def test_gradients_of_a_grid() -> None:
+    def warped(x: Tensor, grid: Tensor) -> Tensor:
+        return functional.grid_sample(x, grid.tanh(), align_corners=False).sigmoid()
+
+    x, (grid, again) = torch.randn(IMAGE), (GRID.clone().requires_grad_() for _ in range(2))
+    with size_limits_lifted():
+        compiled = compile_at("O2", warped)
+        compiled(x, grid).square().sum().backward()
+    warped(x, again).square().sum().backward()
+    torch.testing.assert_close(grid.grad, again.grad)
+    assert region_rows(compiled) == [("resampling", "eager", 1, 1)]
+
+
+def test_sizes_that_change() -> None:
+    def resized(x: Tensor, like: Tensor) -> Tensor:
+        larger = functional.interpolate(x, like.shape[2:], mode="bilinear")
+        return functional.pad(larger, (2, 2, 2, 2), mode="reflect") * 2
+
+    with size_limits_lifted(), torch.no_grad():
+        compiled = compile_at("O2", resized, dynamic=True)
+        for height, width in ((12, 15), (9, 20), (31, 7)):
+            x, like = torch.randn(2, 3, 8, 9), torch.empty(1, 1, height, width)
+            torch.testing.assert_close(compiled(x, like), resized(x, like))
+    assert_ran_as_planned(compiled, "O2")
+    assert sum(row[2] for row in region_rows(compiled)) == 2
+
+
+def test_a_small_one_stays_with_inductor() -> None:
+    with torch.no_grad():
+        compiled = compile_at("O2", around(nn.ReflectionPad2d(1)))
+        compiled(torch.randn(1, 1, 8, 8))
+    assert region_rows(compiled) == []
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_between_convolutions_nothing_is_copied(level: str) -> None:
+    """A region at O1 takes the graph apart; interpolation stays one operator, in either layout."""
+    model = nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1, padding_mode="reflect"),
+        nn.ReLU(),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.Conv2d(32, 16, 3),
+    ).eval()
+    x = torch.randn(1, 16, 40, 40)
+    with torch.no_grad():
+        compiled = compile_at(level, model)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert_ran_as_planned(compiled, level)
+    assert ("resampling", "eager", 2, 2) in region_rows(compiled)
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("interpolate", (None, [2.0, 1.5], "bilinear", False)),
+        ("interpolate", ([7, 9], None, "bicubic", True)),
+        ("grid_sample", (GRID.double(), "bilinear", "zeros", False)),
+        ("pad", ([1, 2, 3, 4], "reflect")),
+    ],
+)
+def test_operators_keep_torchs_rules(name: str, rest: tuple) -> None:
+    """Fake results as real ones, gradients registered, nothing written."""
+    x = torch.randn(IMAGE, dtype=torch.float64, requires_grad=True)
+    operator = getattr(resampled.ours, name).default
+    torch.library.opcheck(operator, (x, *rest))
+    assert torch.autograd.gradcheck(lambda x: operator(x, *rest), (x,), fast_mode=True)
