@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lowering.providers import openmp
 from tests.support import torches
-from tests.support.compiling import every_row_applies
+from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of, used, weight
 from tests.support.numerics import assert_contract
 from tests.support.regions import (
@@ -32,9 +33,29 @@ Tensor = torch.Tensor
 
 
 @pytest.fixture(autouse=True)
-def rows() -> Iterator[None]:
+def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(openmp, "_FILLS_LANES", 0)  # small groups as well
     with every_row_applies():
         yield
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "groups", "taken"),
+    [(32, 64, 32, 0), (32, 64, 16, 0), (48, 48, 3, 0), (64, 64, 2, 1), (32, 32, 32, 1)],
+)
+def test_groups_that_do_not_fill_vectors(
+    monkeypatch: pytest.MonkeyPatch, inputs: int, outputs: int, groups: int, taken: int
+) -> None:
+    monkeypatch.undo()
+    layers = nn.ModuleList([nn.Conv2d(inputs, outputs, 3, groups=groups)])
+    model, x = Of(each, layers=layers), torch.randn(1, inputs, 9, 9)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    providers = {row[1]: row[2:] for row in region_rows(compiled)}
+    assert providers == {"openmp" if taken else "mkldnn": (1, 1)}
+    half = compile_at("O2", model.half())
+    hold(half, model, x.half())
+    assert region_rows(half)[-1][1] == "openmp"  # the graph that was compiled last
 
 
 def image(batch: int = 2, channels: int = 4, height: int = 10, width: int = 12) -> Tensor:
@@ -75,7 +96,8 @@ def test_kinds(place: str, batch: int) -> None:
     model, compiled = Of(each, layers=layers), None
     compiled = compile_in(place, model, dynamic=False)
     hold(compiled, model, image(batch), where="contiguous")
-    assert_regions(compiled, ("convolution", provider_at(place), len(KINDS), len(KINDS)))
+    convolutions = ("convolution", provider_at(place), len(KINDS), len(KINDS))
+    assert_regions(compiled, convolutions, ("resampling", "eager", 1, 1))
     if batch == 3:
         if why := torches.pads_otherwise_than_it_says():
             pytest.skip(why)
