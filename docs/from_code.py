@@ -130,7 +130,9 @@ def _limits(row: CapabilityRow) -> str:
     kinds = ("training", "dynamic", "mutation", "subclasses")
     limits += [f"no {kind}" for kind in kinds if not getattr(row, kind)]
     if row.min_ops or row.min_bytes:
-        limits.append(f"from {row.min_ops} ops or {row.min_bytes >> 10} KiB moved")
+        training = row.min_bytes_training
+        more = "" if training is None else f" ({training >> 10} KiB in training)"
+        limits.append(f"from {row.min_ops} ops or {row.min_bytes >> 10} KiB moved{more}")
     if row.min_flops:
         limits.append(f"from {row.min_flops / 1e6:.1f} MFLOP")
     if row.shape_classes is not None:

@@ -40,6 +40,7 @@ class CapabilityRow:
     needs: frozenset[str] = frozenset()  # other providers that have to work for this one to
     min_ops: int = 0  # graphs with fewer ops than this ...
     min_bytes: int = 0  # ... that also move fewer bytes than this are left alone
+    min_bytes_training: int | None = None  # the same with gradients, if it is another number
     min_flops: int = 0
     shape_classes: frozenset[str] | None = None  # of a region's shapes; None: all of them
     early: bool = False  # matched in the graph as Dynamo captured it, before autograd
@@ -126,11 +127,13 @@ def _check_values(  # type: ignore[no-untyped-def]
         ops := work.ops & row.refused_complex_ops
     ):
         no("op-unsupported", f"{row.provider} does not take {_listed(ops)} of complex numbers")
-    if work.op_count < row.min_ops and work.bytes_moved < row.min_bytes:
+    in_training = work.training and row.min_bytes_training is not None
+    min_bytes = row.min_bytes_training if in_training else row.min_bytes
+    if work.op_count < row.min_ops and work.bytes_moved < (min_bytes or 0):
         no(
             "too-small",
             f"{work.op_count} ops and {work.bytes_moved} bytes; {row.provider} starts to pay at "
-            f"{row.min_ops} ops or {row.min_bytes} bytes",
+            f"{row.min_ops} ops or {min_bytes} bytes",
         )
     if row.shape_classes is not None and work.shape_class not in row.shape_classes:
         no("shape-unsupported", f"{row.provider} is not used for {work.shape_class} {work.region}s")

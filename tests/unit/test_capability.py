@@ -100,6 +100,16 @@ def test_is_pure() -> None:
         ({"min_ops": 2, "min_bytes": 100}, Work(op_count=1, bytes_moved=99), ["too-small"]),
         ({"min_ops": 2, "min_bytes": 100}, Work(op_count=2, bytes_moved=0), []),
         ({"min_ops": 2, "min_bytes": 100}, Work(op_count=1, bytes_moved=100), []),
+        (
+            {"min_ops": 2, "min_bytes": 100, "min_bytes_training": 200},
+            Work(op_count=1, bytes_moved=199, training=True),
+            ["too-small"],
+        ),
+        (
+            {"min_ops": 2, "min_bytes": 100, "min_bytes_training": 200},
+            Work(op_count=1, bytes_moved=199),
+            [],
+        ),
         ({"min_flops": 10}, Work(flops=9), ["too-small"]),
         ({"min_flops": 10}, Work(flops=10), []),
         ({"training": False}, Work(), []),
