@@ -90,9 +90,18 @@ def _convolution(
         weight, bias = _folded(weight, bias, norm, eps)
     if _pool != _now() or not input.numel() or not weight.numel() or not _finite(input, weight):
         observing.region_ran("convolution", "eager")
-        return torch.nn.functional.conv2d(input, weight, bias, padding=padding).contiguous()
+        return torch.nn.functional.conv2d(input, weight, bias, padding=padding).contiguous(
+            memory_format=_layout_of(input)
+        )
     observing.region_ran("convolution", "nnpack")
-    return _call(input, weight, bias, padding)
+    return _call(input, weight, bias, padding).contiguous(memory_format=_layout_of(input))
+
+
+def _layout_of(image: torch.Tensor) -> torch.memory_format:
+    """NNPACK reads rows; whoever comes next gets the order that the one before had, or each of
+    them would copy what it gets."""
+    rows = image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last)
+    return torch.contiguous_format if rows else torch.channels_last
 
 
 def _finite(*tensors: torch.Tensor) -> bool:
@@ -123,7 +132,10 @@ def _convolution_meta(
         size + 2 * p - kernel + 1
         for size, kernel, p in zip(input.shape[2:], weight.shape[2:], padding, strict=True)
     )
-    return input.new_empty((input.shape[0], weight.shape[0], height, width))
+    shape = (input.shape[0], weight.shape[0], height, width)
+    return torch.empty(
+        shape, dtype=input.dtype, device=input.device, memory_format=_layout_of(input)
+    )
 
 
 _library.impl("nnpack_convolution", _convolution, "CPU")
