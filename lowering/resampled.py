@@ -49,7 +49,8 @@ def _interpolate(
     x: Tensor, size: Sequence[int] | None, scales: Sequence[float] | None, mode: str, corners: bool
 ) -> Tensor:
     size, scales = size and list(size), scales and list(scales)
-    return _as_laid(x, functional.interpolate(x, size, scales, mode, corners))
+    aligned = None if mode.startswith("nearest") else corners
+    return _as_laid(x, functional.interpolate(x, size, scales, mode, aligned))
 
 
 def _interpolate_backward(

@@ -12,6 +12,7 @@ from torch import fx
 from lowering import before_autograd, pooling, providers, region_pass, toolchain, vocabulary
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import clone, dump
+from lowering.regions.resampling import Resampling
 
 
 def probe() -> Probe:
@@ -203,6 +204,11 @@ def dump_pass(folder: str) -> Any:
 _LEFT = "norm rope gated".split()
 _LEFT_EARLY = "attention cross_entropy linear convolution embedding".split()
 
+
+def _refuses_resampling(match: Resampling) -> str:
+    return "" if match.repeats else "what Inductor generates takes longer than torch's own kernel"
+
+
 PROVIDER = Provider(
     name="inductor",
     summary="torch's code generator: fused C++ on CPU, Triton on GPUs",
@@ -211,5 +217,8 @@ PROVIDER = Provider(
     plans=True,
     requires=("a C++ compiler on CPU, Triton on GPUs",),
     regions={region: RegionMaker(None) for region in _LEFT},
-    early_regions={region: RegionMaker(None) for region in _LEFT_EARLY},
+    early_regions={
+        **{region: RegionMaker(None) for region in _LEFT_EARLY},
+        "resampling": RegionMaker(None, refuses=_refuses_resampling),
+    },
 )

@@ -17,7 +17,12 @@ from lowering.capability import Work
 from lowering.graphs import hint
 from lowering.regions.calls import arguments, dtype_name, name_of, value_of
 
-_INTERPOLATED = {3: ("linear",), 4: ("bilinear", "bicubic"), 5: ("trilinear",)}
+_NEAREST = ("nearest", "nearest-exact")
+_INTERPOLATED = {
+    3: ("linear", *_NEAREST),
+    4: ("bilinear", "bicubic", *_NEAREST),
+    5: ("trilinear", *_NEAREST),
+}
 _PADDED = ("reflect", "replicate")
 
 
@@ -29,6 +34,11 @@ class Resampling:
     operator: str
     operands: tuple[Any, ...]
     absorbed: Sequence[fx.Node] = ()
+
+    @property
+    def repeats(self) -> bool:
+        """Each output is a copy of one input, which generated code does well."""
+        return self.operator == "interpolate" and self.operands[3] in _NEAREST
 
     def work(self) -> Work:
         values = [value_of(self.node), value_of(self.operands[0])]
@@ -79,6 +89,8 @@ def _interpolation(node: fx.Node) -> Resampling | None:
     ):
         return None
     scales = None if scales is None else [float(scale) for scale in scales]
+    if given["align_corners"] and given["mode"] in _NEAREST:  # torch will say that it is wrong
+        return None
     corners = bool(given["align_corners"])
     return Resampling(node, "interpolate", (given["input"], size, scales, given["mode"], corners))
 

@@ -42,23 +42,31 @@ _SAME_ONEDNN = (
 )
 
 
-def _resampling(level: Level, training: bool) -> CapabilityRow:
+def _resampling(
+    provider: str, level: Level, priority: int, training: bool, why: str
+) -> CapabilityRow:
     return CapabilityRow(
         "cpu",
-        "eager",
+        provider,
         "resampling",
         level,
-        priority=60,
+        priority=priority,
         dtypes=frozenset({"float32", "float64"}),
         training=training,
         subclasses=False,
         early=True,
         min_ops=2,
         min_bytes=1 << 16,
-        why="Inductor generates it number by number: reflected padding takes 5 times as long as "
-        "torch's kernel, sampling at a grid 5 to 9 times, bilinear interpolation twice (measured: "
-        "one thread of Zen 4, torch 2.13)",
+        why=why,
     )
+
+
+_NUMBER_BY_NUMBER = (
+    "Inductor generates it number by number: reflected padding takes 5 times as long as torch's "
+    "kernel, sampling at a grid 5 to 9 times, bilinear interpolation twice (measured: one thread "
+    "of Zen 4, torch 2.13)"
+)
+_COPIES = "each output of nearest neighbours is a copy of an input, which fuses with what follows"
 
 
 TARGET = Target(
@@ -274,9 +282,10 @@ TARGET = Target(
             "64 channels of 56x56 takes 2.3 ms where the fastest direct way takes 7.3 (measured: "
             "one thread of Zen 4, and only with one thread is it used)",
         ),
+        _resampling("inductor", Level.O2, 70, training=True, why=_COPIES),
         # In training from O2 on: at O1 autograd itself runs the graph, gradients of gradients too.
-        _resampling(Level.O1, training=False),
-        _resampling(Level.O2, training=True),
+        _resampling("eager", Level.O1, 60, training=False, why=_NUMBER_BY_NUMBER),
+        _resampling("eager", Level.O2, 60, training=True, why=_NUMBER_BY_NUMBER),
         CapabilityRow(
             "cpu",
             "opt_einsum",
