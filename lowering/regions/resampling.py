@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
+from torch.nn import functional
 
 from lowering.capability import Work
 from lowering.graphs import hint
-from lowering.regions.calls import arguments, dtype_name, name_of, value_of
+from lowering.regions.calls import arguments, dtype_name, value_of
 
 _NEAREST = ("nearest", "nearest-exact")
 _INTERPOLATED = {
@@ -53,16 +55,26 @@ class Resampling:
 
 
 def find(graph: fx.Graph) -> Iterator[Resampling]:
+    if _transforms(graph):
+        return
     for node in list(graph.nodes):
         match = read(node)
         if match is not None and _is_plain(match):
             yield match
 
 
+def _transforms(graph: fx.Graph) -> bool:
+    """Does it hold parts of `torch.func` (vmap, jvp), for which our operators have no rules?"""
+    modules = (getattr(node.target, "__module__", None) or "" for node in graph.nodes)
+    return any("functorch" in module for module in modules)
+
+
 def read(node: fx.Node) -> Resampling | None:
     """What a node computes now: its operands change when another region is replaced."""
-    reader = _READERS.get(name_of(node))
-    return reader(node) if reader is not None and value_of(node) is not None else None
+    if node.op != "call_function" or value_of(node) is None:
+        return None
+    reader = _READERS.get(node.target)
+    return reader(node) if reader is not None else None
 
 
 def _is_plain(match: Resampling) -> bool:
@@ -115,10 +127,11 @@ def _padding(node: fx.Node) -> Resampling | None:
     return Resampling(node, "pad", (given["input"], list(given["pad"]), given["mode"]))
 
 
-_READERS: dict[str, Callable[[fx.Node], Resampling | None]] = {
-    "interpolate": _interpolation,
-    "grid_sample": _grid_sample,
-    "pad": _padding,
+_READERS: dict[Any, Callable[[fx.Node], Resampling | None]] = {
+    functional.interpolate: _interpolation,
+    functional.grid_sample: _grid_sample,
+    functional.pad: _padding,
+    torch._C._nn.pad: _padding,
 }
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from lowering import resampled
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.regions import region_rows
-from tests.support.reports import assert_ran_as_planned
+from tests.support.reports import assert_ran_as_planned, fallbacks_of
 
 IMAGE, LINE, VOLUME = (2, 3, 12, 15), (2, 3, 20), (2, 3, 6, 7, 8)
 GRID = torch.rand(2, 9, 11, 2) * 2.4 - 1.2
@@ -155,6 +155,40 @@ def test_sizes_that_change() -> None:
             torch.testing.assert_close(compiled(x, like), resized(x, like))
     assert_ran_as_planned(compiled, "O2")
     assert sum(row[2] for row in region_rows(compiled)) == 2
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("kind", ["vmap", "jvp", "grad"])
+def test_function_transforms(kind: str, level: str) -> None:
+    """They have no rules for operators of ours, which stay out of them."""
+
+    def padded(x: Tensor) -> Tensor:
+        return functional.pad(x, (2, 1, 3, 0), mode="reflect").sin()
+
+    def function(x: Tensor) -> Tensor:
+        if kind == "vmap":
+            return torch.func.vmap(padded)(x)
+        if kind == "jvp":
+            return torch.func.jvp(padded, (x,), (x * 2,))[1]
+        return torch.func.grad(lambda x: padded(x).sum())(x)
+
+    x = torch.randn(IMAGE)
+    with size_limits_lifted():
+        compiled = compile_at(level, function)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert not fallbacks_of(compiled)
+
+
+def test_a_function_of_the_same_name_is_not_ours() -> None:
+    @torch.compiler.allow_in_graph
+    def interpolate(x: Tensor, scale_factor: float, mode: str) -> Tensor:
+        return x * scale_factor
+
+    x = torch.randn(IMAGE)
+    with size_limits_lifted(), torch.no_grad():
+        compiled = compile_at("O2", lambda x: interpolate(x, scale_factor=2.0, mode="bilinear"))
+        torch.testing.assert_close(compiled(x), x * 2)
+    assert region_rows(compiled) == []
 
 
 def test_a_small_one_stays_with_inductor() -> None:
