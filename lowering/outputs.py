@@ -27,6 +27,17 @@ _READ_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.d
 _NAMESPACES = ("aten", "prims", "kernel_dispatch", "triton_kernels", "_operator")
 
 
+def order_of(tensor: torch.Tensor) -> torch.memory_format:
+    """Images channels last, or rows: for a result that is to lie as its input, so that whoever
+    comes next need not copy it."""
+    rows = (
+        tensor.dim() != 4
+        or tensor.is_contiguous()
+        or not tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+    return torch.contiguous_format if rows else torch.channels_last
+
+
 def strides(graph: fx.Graph) -> dict[fx.Node, Sequence[Any]]:
     """The strides of every tensor, as they were traced."""
     return {

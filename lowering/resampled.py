@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lowering import observing
+from lowering import observing, outputs
 
 aten = torch.ops.aten
 
 _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 # Inductor may hand over memory as it lies: torch's kernels take images in either order.
 _TAGS = (torch.Tag.flexible_layout,)
-_LAST = torch.channels_last
 _SAMPLED = {"bilinear": 0, "nearest": 1, "bicubic": 2}
 _OUTSIDE = {"zeros": 0, "border": 1, "reflection": 2}
 _INTERPOLATION_BACKWARD = {
@@ -41,8 +40,7 @@ _PADDING_BACKWARD = {
 
 def _as_laid(x: Tensor, result: Tensor) -> Tensor:
     """In the order of `x`. Torch's kernels do so already, mostly; compiled code relies on it."""
-    rows = x.dim() != 4 or x.is_contiguous() or not x.is_contiguous(memory_format=_LAST)
-    return result.contiguous(memory_format=torch.contiguous_format if rows else _LAST)
+    return result.contiguous(memory_format=outputs.order_of(x))
 
 
 def _interpolate(

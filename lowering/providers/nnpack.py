@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from lowering import observing
+from lowering import observing, outputs
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.graphs import hint
 from lowering.packing import PackedWeights
@@ -91,17 +91,10 @@ def _convolution(
     if _pool != _now() or not input.numel() or not weight.numel() or not _finite(input, weight):
         observing.region_ran("convolution", "eager")
         return torch.nn.functional.conv2d(input, weight, bias, padding=padding).contiguous(
-            memory_format=_layout_of(input)
+            memory_format=outputs.order_of(input)
         )
     observing.region_ran("convolution", "nnpack")
-    return _call(input, weight, bias, padding).contiguous(memory_format=_layout_of(input))
-
-
-def _layout_of(image: torch.Tensor) -> torch.memory_format:
-    """NNPACK reads rows; whoever comes next gets the order that the one before had, or each of
-    them would copy what it gets."""
-    rows = image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last)
-    return torch.contiguous_format if rows else torch.channels_last
+    return _call(input, weight, bias, padding).contiguous(memory_format=outputs.order_of(input))
 
 
 def _finite(*tensors: torch.Tensor) -> bool:
@@ -134,7 +127,7 @@ def _convolution_meta(
     )
     shape = (input.shape[0], weight.shape[0], height, width)
     return torch.empty(
-        shape, dtype=input.dtype, device=input.device, memory_format=_layout_of(input)
+        shape, dtype=input.dtype, device=input.device, memory_format=outputs.order_of(input)
     )
 
 
