@@ -124,7 +124,7 @@ TAKEN = {
     "usual": (nn.Conv2d(32, 32, 3, padding=1), True),
     "strided": (nn.Conv2d(32, 32, 3, 2, 1), False),
     "dilated": (nn.Conv2d(32, 32, 3, 1, 2, 2), False),
-    "grouped": (nn.Conv2d(32, 32, 3, 1, 1, groups=2), False),
+    "grouped": (nn.Conv2d(64, 64, 3, 1, 1, groups=2), False),
     "5x5": (nn.Conv2d(32, 32, 5, 1, 2), False),
     "few inputs": (nn.Conv2d(3, 32, 3, 1, 1), False),
 }
