@@ -13,7 +13,7 @@ from torch.nn import functional
 import kernel_dispatch
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 from tests.support.numerics import assert_bit_identical, assert_contract
-from tests.support.regions import kernels
+from tests.support.regions import kernels, no_cached_graphs
 
 Tensor = torch.Tensor
 NOTHING = (None,) * 4
@@ -136,7 +136,7 @@ def test_which_are_lowered_to_it(name: str) -> None:
     model = nn.Sequential(convolution, nn.ReLU()).eval()
     torch.manual_seed(0)
     x = torch.randn(1, convolution.in_channels, 20, 20)
-    with torch.no_grad():
+    with torch.no_grad(), no_cached_graphs():
         compiled = torch.compile(model, backend="unified", options={"level": "O2"})
         got = compiled(x)
         exact = model.double()(x.double())
