@@ -2,7 +2,7 @@
 
 The library is built for the machine that runs it and kept in the folder that `keep_in` named, under
 a name that changes with the sources, the compiler's command line, torch and the CPU. Its files are
-compiled side by side: some twenty seconds on two cores, once per machine.
+compiled side by side: some thirty seconds on two cores, once per machine.
 """
 
 from __future__ import annotations
