@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ def probe() -> Probe:
 
 
 def compile(request: Request) -> Compiled:
+    if request.training:  # autograd runs the graph itself, with gradients of gradients too
+        others = tuple(row for row in request.region_rows if row.provider != PROVIDER.name)
+        request = replace(request, region_rows=others)
     request, ordered = before_autograd.lower(request)
     if request.dump_folder:
         dump(request.graph, request.dump_folder)

@@ -179,6 +179,23 @@ def test_function_transforms(kind: str, level: str) -> None:
     assert not fallbacks_of(compiled)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_training_without_inductor(mode: str) -> None:
+    """Torch alone runs it: gradients of gradients are there, as in eager."""
+
+    def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    function = around(lambda x: functional.interpolate(x, scale_factor=2.0, mode=mode))
+    x, again = images(IMAGE, "contiguous", True)
+    with size_limits_lifted():
+        compiled = compile_at("O2", function, options={"disable": ["inductor"]})
+        torch.testing.assert_close(gradient(compiled, x), gradient(function, again))
+    assert not fallbacks_of(compiled)
+    assert region_rows(compiled) == []
+
+
 def test_a_function_of_the_same_name_is_not_ours() -> None:
     @torch.compiler.allow_in_graph
     def interpolate(x: Tensor, scale_factor: float, mode: str) -> Tensor:
