@@ -31,7 +31,10 @@ _NO_OPERATORS = ("autograd", "c10", "cuda", "hip")  # namespaces of other events
 _GENERATED = re.compile(r"cpp_fused_|^triton_|^cpp_")
 _COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunctionBackward|^## Call CompiledFxGraph")
 # Operators of ours whose name is not "provider_region".
-_REGIONS = {"reduced_linear": ("triton", "linear")}
+_REGIONS = {
+    "reduced_linear": ("triton", "linear"),
+    "openmp_convolutions": ("openmp", "convolution"),
+}
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import outputs, providers
+from lowering import convolution_chains, outputs, providers
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
 from lowering.graphs import erase_dead, place
@@ -208,4 +208,5 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     moved = [region for region in taken if not region.left]
     if any(region.name in ("convolution", "attention", "rope") for region in moved):
         outputs.put_back(module, strides, stands_for)
+    convolution_chains.join(module.graph)
     return taken

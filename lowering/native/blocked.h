@@ -22,8 +22,8 @@ constexpr int64_t kBlockPanels = ceil_div(192, kLanes);
 constexpr int64_t kColumnsBuffer = kBlockPanels * kLanes * kDepth;
 constexpr int64_t kTileBuffer = kMostTileRows * kTileWidth * kLanes;
 
-// Adds up and finishes a tile of sums that were stored, because it is cut off by the edge of the
-// output or because its activation takes more registers than the sums leave.
+// Adds up and finishes a tile of sums that were stored, because its activation takes more registers
+// than the sums leave.
 static inline void finish_tile(const float* sums, int64_t ld, int rows, int columns, float* c,
                                int64_t ldc, const Epilogue& e, const Finish& finish) {
   for (int i = 0; i < rows; i++) {
@@ -62,7 +62,7 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
     const int width = static_cast<int>(strip.size());
     const int64_t column = strip.begin * kLanes;
     const int wide = static_cast<int>(std::min<int64_t>(columns - column, width * kLanes));
-    const bool direct = in_registers && wide == width * kLanes;
+    finish.last_lanes = wide - (width - 1) * kLanes;
     const int64_t tiles = ceil_div(rows, kTileRows[width]);
     const bool final = s + 1 == strips;
     const float* next = final ? following.data : b.data + strip.end * b.across;
@@ -76,7 +76,7 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
       const Tile tile = tile_of(high, width);
       const Epilogue part = finish.last ? e.at(some.begin, column) : Epilogue{};
       finish.ahead = next != nullptr && t < nexts ? next + t * b.across : right.data;
-      if (direct) {
+      if (in_registers) {
         tile(depth, left, right, to, ldc, part, finish);
       } else {
         alignas(64) float sums[kTileBuffer];

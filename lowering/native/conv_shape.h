@@ -13,6 +13,7 @@ struct ConvShape {
   int64_t group_outputs() const { return co / groups; }
   int64_t depth() const { return kh * kw * group_inputs(); }
   int64_t pixels() const { return n * oh * ow; }
+  int64_t values() const { return pixels() * co; }
   // Each output pixel depends on one input pixel, the one at the same place.
   bool pointwise() const {
     return kh == 1 && kw == 1 && sh == 1 && sw == 1 && ph == 0 && pw == 0;

@@ -12,6 +12,6 @@ inline int64_t* counters() {
   return counts;
 }
 
-inline void count(Region region) { counters()[region]++; }
+inline void count(Region region, int64_t times = 1) { counters()[region] += times; }
 
 }  // namespace kd

@@ -222,9 +222,16 @@ static inline Range taps_inside(int64_t at, int64_t taps, int64_t stride, int64_
   return {begin, std::max(begin, end)};
 }
 
+// Lines of images in memory, counted over all images: `data` is where line `first` begins.
+template <class Number>
+struct Lines {
+  Number* data;
+  int64_t first = 0;
+};
+
 // One line of output pixels, some of its channels.
-static inline void depthwise_line(const ConvShape& s, const float* x, const float* packed, float* y,
-                                  const Epilogue& e, int64_t line, Range vectors) {
+static inline void depthwise_line(const ConvShape& s, Lines<const float> x, const float* packed,
+                                  Lines<float> y, const Epilogue& e, int64_t line, Range vectors) {
   const int64_t oy = line % s.oh, image = line / s.oh;
   const Range rows = taps_inside(oy, s.kh, s.sh, s.ph, s.dh, s.h);
   const Limits limits(e);
@@ -237,7 +244,8 @@ static inline void depthwise_line(const ConvShape& s, const float* x, const floa
   span.bias = in_registers ? e.bias : nullptr;
   span.low = in_registers ? limits.low : none.low;
   span.high = in_registers ? limits.high : none.high;
-  const float* input = x + (image * s.h + oy * s.sh - s.ph + rows.begin * s.dh) * s.w * s.ci;
+  const int64_t above = image * s.h + oy * s.sh - s.ph + rows.begin * s.dh;
+  const float* input = x.data + (above - x.first) * s.w * s.ci;
   const auto whole = [&](int64_t ox) {
     return ox < s.ow && taps_inside(ox, s.kw, s.sw, s.pw, s.dw, s.w).size() == s.kw;
   };
@@ -255,7 +263,7 @@ static inline void depthwise_line(const ConvShape& s, const float* x, const floa
       span.x = input + (pixel * s.sw - s.pw + columns.begin * s.dw) * s.ci;
       span.packed =
           packed + (rows.begin * s.kw + columns.begin) * s.group_inputs() * kLanes;
-      span.y = y + row * s.co;
+      span.y = y.data + (row - y.first * s.ow) * s.co;
       if (s.ci < kLanes) {
         depthwise_of_few_channels(span);
       } else {
@@ -287,7 +295,7 @@ static inline void depthwise(const ConvShape& s, const float* x, const float* pa
     const Range mine = part_of(lines, item / across, down);
     const Range channels = part_of(vectors, item % across, across);
     for (int64_t line = mine.begin; line < mine.end; line++)
-      depthwise_line(s, x, packed, y, e, line, channels);
+      depthwise_line(s, {x}, packed, {y}, e, line, channels);
   });
 }
 

@@ -31,6 +31,7 @@ struct Finish {
   bool last;        // nothing more is to be added, so the epilogue is due
   float low, high;
   const float* ahead;  // a panel that will be needed soon, fetched meanwhile
+  int last_lanes = kLanes;  // of each row's last vector that are within the output
 };
 
 // The same in every lane. An addition to zero, as in splat, would cost an instruction here.
@@ -113,32 +114,60 @@ struct Sums {
   }
 };
 
+// How a vector of the output, or of what lies beside it, is read and written.
+struct WholeVectors {
+  __attribute__((always_inline)) vec get(const float* p) const { return load(p); }
+  __attribute__((always_inline)) void put(float* p, vec v) const { store(p, v); }
+};
+struct CutVectors {
+  int lanes;
+  __attribute__((always_inline)) vec get(const float* p) const { return load_first(p, lanes); }
+  __attribute__((always_inline)) void put(float* p, vec v) const { store_first(p, v, lanes); }
+};
+
+// Some columns of the sums: the epilogue, if it is due, and to memory.
+template <int first, int count, class Memory, int rows, int width>
+__attribute__((always_inline)) static inline void finish_columns(Sums<rows, width>& sums, float* c,
+                                                                 int64_t ldc, const Epilogue& e,
+                                                                 const Finish& finish,
+                                                                 const Memory& memory) {
+  const auto each = [&](const auto& change) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+      for (int j = first; j < first + count; j++)
+        sums.at[i][j] = change(sums.at[i][j], i, j * kLanes);
+  };
+  if (finish.accumulate)
+    each([&](vec v, int i, int j) { return v + memory.get(c + i * ldc + j); });
+  if (finish.last) {
+    if (e.bias) each([&](vec v, int, int j) { return v + memory.get(e.bias + j); });
+    if (e.before)
+      each([&](vec v, int i, int j) { return v + memory.get(e.before + i * e.ld_before + j); });
+    const vec low = splat(finish.low), high = splat(finish.high);
+    each([&](vec v, int, int) { return clamp(v, low, high); });
+    if (e.times)
+      each([&](vec v, int i, int j) { return v * memory.get(e.times + i * e.ld_times + j); });
+    if (e.after)
+      each([&](vec v, int i, int j) { return v + memory.get(e.after + i * e.ld_after + j); });
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+    for (int j = first; j < first + count; j++) memory.put(c + i * ldc + j * kLanes, sums.at[i][j]);
+}
+
 // The activation of the epilogue, if it is due, is no more than the limits in `finish`.
 template <int rows, int width>
 void multiply_tile(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
                    const Epilogue& e, const Finish& finish) {
   Sums<rows, width> sums(depth, left, right, finish.ahead);
-  const auto each = [&](const auto& change) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-      for (int j = 0; j < width; j++) sums.at[i][j] = change(sums.at[i][j], i, j * kLanes);
-  };
-  if (finish.accumulate)
-    each([&](vec v, int i, int j) { return v + load(c + i * ldc + j); });
-  if (finish.last) {
-    if (e.bias) each([&](vec v, int, int j) { return v + load(e.bias + j); });
-    if (e.before)
-      each([&](vec v, int i, int j) { return v + load(e.before + i * e.ld_before + j); });
-    const vec low = splat(finish.low), high = splat(finish.high);
-    each([&](vec v, int, int) { return clamp(v, low, high); });
-    if (e.times) each([&](vec v, int i, int j) { return v * load(e.times + i * e.ld_times + j); });
-    if (e.after) each([&](vec v, int i, int j) { return v + load(e.after + i * e.ld_after + j); });
+  if (finish.last_lanes == kLanes) {
+    finish_columns<0, width>(sums, c, ldc, e, finish, WholeVectors{});
+  } else {
+    finish_columns<0, width - 1>(sums, c, ldc, e, finish, WholeVectors{});
+    finish_columns<width - 1, 1>(sums, c, ldc, e, finish, CutVectors{finish.last_lanes});
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < width; j++) store(c + i * ldc + j * kLanes, sums.at[i][j]);
 }
 
 using Tile = void (*)(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,

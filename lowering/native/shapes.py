@@ -52,6 +52,20 @@ def _convolution(
     return out.permute(0, len(dims), *range(1, len(dims)))
 
 
+def _convolutions(
+    x: torch.Tensor,
+    tensors: Sequence[Optional],
+    integers: Sequence[int],
+    *_: object,
+) -> torch.Tensor:
+    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 9, strict=True), strict=True):
+        assert weight is not None, "a convolution without a weight"
+        spatial = slice(2 - (x.dim() - 2), 2)  # the last one only, where images have one row
+        steps = (sizes[0:2][spatial], sizes[2:4][spatial], sizes[4:6][spatial])
+        x = _convolution(x, weight, None, None, None, None, None, 0.0, *steps)
+    return x
+
+
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
 ) -> torch.Tensor:
@@ -69,6 +83,7 @@ def register() -> None:
     register_fake = torch.library.register_fake
     register_fake("kernel_dispatch::openmp_linear", _linear)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
+    register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)
     if library.multiplies_bfloat16():

@@ -1,0 +1,173 @@
+// Two convolutions, one behind the other, one of which is of each channel by itself: what the first
+// one computes is used while it is in a cache, and never lies in memory as a whole.
+#pragma once
+
+#include <cstring>
+
+#include "conv.h"
+
+namespace kd {
+
+struct ConvStage {
+  ConvShape shape;
+  const float* packed;
+  Epilogue epilogue;
+};
+
+static inline bool by_channel(const ConvShape& s) {
+  return s.groups == s.ci && s.groups == s.co && s.groups > 1;
+}
+
+// Floats between the two that are made at once.
+constexpr int64_t kLinesMade = 16 * 1024;
+// Below it the second cache holds what is between the two anyway.
+constexpr int64_t kWorthPairing = 64 * 1024;
+// Above it not even the fewest lines stay there.
+constexpr int64_t kMostMade = 8 * kLinesMade;
+// Lines of a spatial convolution are gathered for each group of channels: there has to be one only.
+constexpr int64_t kMostGathered = 4 * kLanes;
+
+static inline bool pair_suits(const ConvShape& first, const ConvShape& second) {
+  if (first.values() < kWorthPairing || second.values() == 0) return false;
+  if (by_channel(second)) {
+    const int64_t lines = (second.kh - 1) * second.dh + 1;
+    return first.groups == 1 && (first.pointwise() || first.co <= kMostGathered) &&
+           lines * second.w * kLanes <= kMostMade;
+  }
+  return by_channel(first) && second.groups == 1 && second.pointwise() &&
+         first.ow * first.co <= kMostMade;
+}
+
+// Another operand's rows from `first` on.
+template <class Rows>
+struct RowsFrom {
+  static constexpr double kMaking = Rows::kMaking;
+  const Rows& all;
+  int64_t first;
+
+  Block block(int64_t row, int64_t rows, int64_t k, int64_t depth, float* buffer) const {
+    return all.block(first + row, rows, k, depth, buffer);
+  }
+};
+
+// Lines of an image, for a few panels of channels, as the convolution behind them needs them.
+template <class Rows>
+class MadeLines {
+ public:
+  MadeLines(const ConvStage& stage, const Rows& rows, int64_t image, Range panels)
+      : stage_(stage), rows_(rows), image_(image), first_(panels.begin * kLanes),
+        channels_(std::min(panels.end * kLanes, stage.shape.co) - first_),
+        line_(stage.shape.ow * channels_) {}
+
+  int64_t channels() const { return channels_; }
+
+  // The lines of the image from needed.begin on, counted over all images.
+  Lines<const float> make(Range needed, float* buffer) {
+    const int64_t kept = std::max<int64_t>(held_.end - needed.begin, 0);
+    if (kept > 0 && needed.begin > held_.begin)
+      std::memmove(buffer, buffer + (needed.begin - held_.begin) * line_,
+                   static_cast<size_t>(kept * line_) * sizeof(float));
+    const Range missing{needed.begin + kept, needed.end};
+    const ConvShape& s = stage_.shape;
+    const int64_t depth = s.depth(), pixels = missing.size() * s.ow;
+    const RowsFrom<Rows> rows{rows_, (image_ * s.oh + missing.begin) * s.ow};
+    const PackedColumns columns{stage_.packed + first_ * depth, depth};
+    if (pixels > 0)
+      multiply_item(Grid{}, 0, pixels, channels_, depth, rows, columns, buffer + kept * line_,
+                    channels_, stage_.epilogue.at(0, first_));
+    held_ = needed;
+    return {buffer, image_ * s.oh + needed.begin};
+  }
+
+ private:
+  const ConvStage& stage_;
+  const Rows& rows_;
+  int64_t image_, first_, channels_, line_;
+  Range held_{0, 0};
+};
+
+// Output lines `mine` of one image, for a few panels of channels.
+template <class Rows>
+void depthwise_of_made_lines(const ConvStage& first, const ConvStage& second, const Rows& rows,
+                             float* y, int64_t image, Range panels, Range mine) {
+  MadeLines<Rows> made(first, rows, image, panels);
+  ConvShape s = second.shape;
+  s.ci = s.groups = made.channels();  // of the buffer; the output keeps all of them
+  const int64_t channel = panels.begin * kLanes, line = s.w * s.ci;
+  const int64_t reach = (s.kh - 1) * s.dh + 1;
+  const int64_t at_once = std::max<int64_t>((kLinesMade / line - reach) / s.sh + 1, 1);
+  float* const buffer = scratch<4>(((at_once - 1) * s.sh + reach) * line);
+  const float* packed = second.packed + channel * s.kh * s.kw;
+  const Epilogue e = second.epilogue.at(0, channel);
+  const auto within = [&](int64_t at) { return std::min(std::max<int64_t>(at, 0), s.h); };
+  for (int64_t oy = mine.begin; oy < mine.end; oy += at_once) {
+    const int64_t end = std::min(oy + at_once, mine.end);
+    const int64_t above = oy * s.sh - s.ph, below = (end - 1) * s.sh - s.ph + reach;
+    const Lines<const float> lines = made.make({within(above), within(below)}, buffer);
+    for (int64_t i = oy; i < end; i++)
+      depthwise_line(s, lines, packed, {y + channel}, e, image * s.oh + i,
+                     {0, panels_of(s.ci)});
+  }
+}
+
+// How many groups of panels: few enough for the tiles of products, many enough for the buffer.
+static inline int64_t groups_of_panels(const ConvStage& first, const ConvStage& second) {
+  const ConvShape& s = second.shape;
+  const int64_t panels = panels_of(s.ci);
+  if (!first.shape.pointwise()) return 1;
+  const int64_t lines = (s.kh - 1) * s.dh + 1 + s.sh;
+  const int64_t fitting = kLinesMade / (lines * s.w * kLanes);
+  const int64_t size = std::min<int64_t>(std::max<int64_t>(fitting, 1), kTileWidth);
+  const int64_t groups = ceil_div(panels, size);
+  // The last vector of channels overlaps the one before it, which has to be of the same group.
+  return s.ci % kLanes == 0 ? groups : std::max<int64_t>(std::min(groups, panels / 2), 1);
+}
+
+static inline void dense_then_depthwise(const ConvStage& first, const ConvStage& second,
+                                        const float* x, float* y, int threads) {
+  const ConvShape& s = first.shape;
+  const ConvShape& d = second.shape;
+  const int64_t panels = panels_of(d.ci), groups = groups_of_panels(first, second);
+  const double work = static_cast<double>(s.values()) * s.depth();
+  threads = useful_threads(threads, work, kWorkPerThread);
+  // Cutting images as well costs the lines that both parts need.
+  int64_t bands = 1;
+  while (threads > 1 && s.n * groups * bands < 4 * threads && d.oh / (2 * bands) >= 8) bands *= 2;
+  for_each_item(s.n * groups * bands, threads, [&](int64_t item) {
+    const int64_t band = item % bands, group = item / bands % groups, image = item / bands / groups;
+    const Range wide = part_of(panels, group, groups), mine = part_of(d.oh, band, bands);
+    if (s.pointwise())
+      depthwise_of_made_lines(first, second, MatrixRows{x, s.ci}, y, image, wide, mine);
+    else
+      depthwise_of_made_lines(first, second, ImageRows(s, x, 0), y, image, wide, mine);
+  });
+}
+
+static inline void depthwise_then_pointwise(const ConvStage& first, const ConvStage& second,
+                                            const float* x, float* y, int threads) {
+  const ConvShape& d = first.shape;
+  const int64_t lines = d.n * d.oh, k = d.co, n = second.shape.co, line = d.ow * k;
+  const double work = static_cast<double>(second.shape.values()) * k;
+  threads = useful_threads(threads, work, kWorkPerThread);
+  const int64_t at_once = std::min(std::max<int64_t>(2 * kLinesMade / line, 1), lines);
+  const int64_t items = threads > 1 ? std::min(ceil_div(lines, at_once), 16 * int64_t{threads}) : 1;
+  for_each_item(items, threads, [&](int64_t item) {
+    const Range mine = part_of(lines, item, items);
+    float* const buffer = scratch<4>(at_once * line);
+    for (int64_t at = mine.begin; at < mine.end; at += at_once) {
+      const int64_t end = std::min(at + at_once, mine.end), row = at * d.ow;
+      for (int64_t i = at; i < end; i++)
+        depthwise_line(d, {x}, first.packed, {buffer, at}, first.epilogue, i, {0, panels_of(k)});
+      multiply_item(Grid{}, 0, (end - at) * d.ow, n, k, MatrixRows{buffer, k},
+                    PackedColumns{second.packed, k}, y + row * n, n, second.epilogue.at(row, 0));
+    }
+  });
+}
+
+static inline void conv_pair(const ConvStage& first, const ConvStage& second, const float* x,
+                             float* y, int threads) {
+  (by_channel(second.shape) ? dense_then_depthwise : depthwise_then_pointwise)(first, second, x, y,
+                                                                           threads);
+}
+
+}  // namespace kd

@@ -1,0 +1,151 @@
+"""Convolutions behind each other become one call; what else reads what is between them keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kernel_dispatch import profiling
+from tests.support.compiling import compile_at, every_row_applies
+from tests.support.modules import Of, used
+from tests.support.regions import assert_regions, hold
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with every_row_applies():
+        yield
+
+
+def calls(compiled: Any, *inputs: Tensor) -> list[str]:
+    """The operators of ours that one call runs."""
+    with torch.no_grad(), torch.profiler.profile(activities=profiling.activities()) as profile:
+        compiled(*inputs)
+    names = [event.key for event in profile.key_averages() for _ in range(event.count)]
+    return sorted(n.removeprefix("kernel_dispatch::") for n in names if "openmp_conv" in n)
+
+
+def block(expansion: int, stride: int = 1) -> nn.Sequential:
+    wide = 16 * expansion
+    return nn.Sequential(
+        nn.Conv2d(16, wide, 1, bias=False),
+        nn.BatchNorm2d(wide),
+        nn.ReLU6(),
+        nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+        nn.BatchNorm2d(wide),
+        nn.SiLU(),
+        nn.Conv2d(wide, 16, 1, bias=False),
+        nn.BatchNorm2d(16),
+    )
+
+
+def test_an_inverted_residual_is_one_call() -> None:
+    x = torch.randn(2, 16, 40, 40)
+    model = used(Of(lambda self, x: x + self.block(x), block=block(4)), x)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert calls(compiled, x) == ["openmp_convolutions"]
+    assert_regions(compiled, ("convolution", "openmp", 3, 6))
+
+
+def test_blocks_behind_each_other_are_calls_of_their_own() -> None:
+    x = torch.randn(1, 16, 33, 35)
+    model = used(Of(lambda self, x: self.b(x + self.a(x)), a=block(6), b=block(3, stride=2)), x)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert calls(compiled, x) == ["openmp_convolutions"] * 2
+    assert_regions(compiled, ("convolution", "openmp", 6, 12))
+
+
+def between_is_used(self: Any, x: Tensor) -> Tensor:
+    middle = functional.relu(self.first(x))
+    return self.second(middle) + middle
+
+
+def between_is_returned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    middle = self.first(x)
+    return self.second(middle), middle
+
+
+def squeezed(self: Any, x: Tensor) -> Tensor:
+    middle = functional.silu(self.first(x))
+    return self.second(middle * middle.mean((2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("function", [between_is_used, between_is_returned, squeezed])
+def test_what_is_between_is_kept_where_it_is_read(function: Any) -> None:
+    x = torch.randn(1, 16, 40, 40)
+    layers = {"first": nn.Conv2d(16, 48, 1), "second": nn.Conv2d(48, 48, 3, 1, 1, groups=48)}
+    model = Of(function, **layers)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert calls(compiled, x) == ["openmp_convolution"] * 2
+    assert_regions(compiled, ("convolution", "openmp", 2, 4))
+
+
+def test_a_convolution_of_itself_by_itself() -> None:
+    """The same layer twice, and an addend that is the input of both."""
+    x = torch.randn(1, 48, 40, 40)
+    layer = nn.Conv2d(48, 48, 3, 1, 1, groups=48)
+    model = Of(lambda self, x: self.layer(self.layer(x)) + x, layer=layer)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert calls(compiled, x) == ["openmp_convolutions"]
+    assert_regions(compiled, ("convolution", "openmp", 2, 4))
+
+
+def test_sizes_that_change() -> None:
+    x = torch.randn(1, 16, 40, 40)
+    model = used(block(4), x)
+    compiled = compile_at("O2", model, dynamic=True)
+    for size in (40, 37, 9, 64):
+        hold(compiled, model, torch.randn(2, 16, size, size + 3))
+    assert calls(compiled, torch.randn(2, 16, 33, 36)) == ["openmp_convolutions"]
+
+
+def test_changed_weights_show() -> None:
+    x = torch.randn(1, 16, 40, 40)
+    model = used(block(4), x)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    for index in (0, 1, 3, 4, 6, 7):
+        with torch.no_grad():
+            model[index].weight.mul_(1.5)
+        hold(compiled, model, x, where=f"after layer {index} changed")
+
+
+def test_half_precision_in_float32() -> None:
+    x = torch.randn(1, 16, 40, 40, dtype=torch.float16)
+    model = used(block(4), x.float()).half()
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert_regions(compiled, ("convolution", "openmp", 3, 3))
+
+
+def test_lines() -> None:
+    x = torch.randn(2, 24, 1500)
+    layers = nn.Sequential(
+        nn.Conv1d(24, 48, 1),
+        nn.PReLU(),
+        nn.Conv1d(48, 48, 5, padding=4, dilation=2, groups=48),
+        nn.ReLU(),
+        nn.Conv1d(48, 24, 1),
+    ).eval()
+    compiled = compile_at("O2", layers)
+    hold(compiled, layers, x)
+    assert calls(compiled, x) == ["openmp_convolution", "openmp_convolutions"]
+
+
+def test_the_time_is_named_after_the_region() -> None:
+    assert profiling._operator("kernel_dispatch", "openmp_convolutions") == (
+        profiling.REGION,
+        "openmp",
+        "convolution",
+    )

@@ -1,0 +1,195 @@
+"""openmp_convolutions, called directly: several convolutions give what they give one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lowering.native import library
+from tests.kernels.test_convolution_kernel import Problem, compute, expected
+from tests.kernels.test_linear_kernel import ACTIVATIONS
+from tests.support.numerics import assert_bit_identical, assert_contract
+from tests.support.regions import kernels
+
+Tensor = torch.Tensor
+# One behind the other. Between two that are computed together lie 64 Ki values or more.
+CHAINS = {
+    "expand, depthwise": [
+        Problem(1, 16, (40, 36), 64, (1, 1)),
+        Problem(1, 64, (40, 36), 64, (3, 3), padding=(1, 1), groups=64),
+    ],
+    "expand, depthwise, project": [
+        Problem(1, 24, (56, 50), 72, (1, 1)),
+        Problem(1, 72, (56, 50), 72, (5, 5), (2, 2), (2, 2), groups=72),
+        Problem(1, 72, (28, 25), 24, (1, 1)),
+    ],
+    "channels that end within a vector": [
+        Problem(2, 7, (33, 31), 45, (1, 1)),
+        Problem(2, 45, (33, 31), 45, (3, 3), (2, 1), (1, 0), groups=45),
+    ],
+    "fewer channels than a vector": [
+        Problem(1, 5, (100, 90), 11, (1, 1)),
+        Problem(1, 11, (100, 90), 11, (3, 3), padding=(1, 1), groups=11),
+    ],
+    "dilated, no padding": [
+        Problem(1, 12, (44, 44), 48, (1, 1)),
+        Problem(1, 48, (44, 44), 48, (3, 3), (1, 1), (0, 0), (3, 2), groups=48),
+    ],
+    "more padding than kernel": [
+        Problem(1, 8, (40, 40), 48, (1, 1)),
+        Problem(1, 48, (40, 40), 48, (3, 3), (3, 3), (4, 5), groups=48),
+    ],
+    "strides beyond the kernel": [
+        Problem(1, 8, (60, 60), 32, (1, 1)),
+        Problem(1, 32, (60, 60), 32, (2, 2), (5, 5), groups=32),
+    ],
+    "kernel of the image": [
+        Problem(3, 8, (12, 12), 200, (1, 1)),
+        Problem(3, 200, (12, 12), 200, (12, 12), groups=200),
+    ],
+    "stem, depthwise": [
+        Problem(2, 3, (97, 95), 32, (3, 3), (2, 2), (1, 1)),
+        Problem(2, 32, (49, 48), 32, (3, 3), padding=(1, 1), groups=32),
+    ],
+    "depthwise, pointwise": [
+        Problem(2, 40, (40, 41), 40, (3, 3), padding=(1, 1), groups=40),
+        Problem(2, 40, (40, 41), 70, (1, 1)),
+    ],
+    "depthwise, pointwise, twice": [
+        Problem(1, 32, (57, 57), 32, (3, 3), padding=(1, 1), groups=32),
+        Problem(1, 32, (57, 57), 48, (1, 1)),
+        Problem(1, 48, (57, 57), 48, (3, 3), (2, 2), (1, 1), groups=48),
+        Problem(1, 48, (29, 29), 96, (1, 1)),
+    ],
+    "1-D": [
+        Problem(2, 20, (900,), 64, (1,)),
+        Problem(2, 64, (900,), 64, (5,), padding=(4,), dilation=(2,), groups=64),
+        Problem(2, 64, (900,), 20, (1,)),
+    ],
+    "a line too long for the cache": [
+        Problem(1, 4, (9000,), 32, (1,)),
+        Problem(1, 32, (9000,), 32, (3,), padding=(1,), groups=32),
+        Problem(1, 32, (9000,), 8, (1,)),
+    ],
+    "nothing to compute together": [
+        Problem(2, 6, (9, 9), 8, (3, 3), padding=(1, 1)),
+        Problem(2, 8, (9, 9), 8, (3, 3), padding=(1, 1), groups=8),
+        Problem(2, 8, (9, 9), 5, (2, 2), (2, 2)),
+    ],
+    "no image": [Problem(0, 4, (9, 9), 6, (3, 3)), Problem(0, 6, (7, 7), 6, (1, 1))],
+}
+every_chain = pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
+every_thread_count = pytest.mark.parametrize("threads", [1, 3])
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    kernels()
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def layers_of(chain: list[Problem]) -> list[dict[str, Any]]:
+    """With a bias, a BatchNorm, or neither; with activations of every kind."""
+    layers = []
+    for index, problem in enumerate(chain):
+        _, weight = problem.tensors()
+        weight /= weight[0].numel() ** 0.5
+        bias = torch.randn(problem.out) if index % 3 != 2 else None
+        norm = (None,) * 4
+        if index % 3 == 1:
+            norm = tuple(torch.rand(problem.out) + 0.5 for _ in range(4))
+        activation = ("clamp", "silu", "none", "relu")[index % 4]
+        layers.append({"weight": weight, "bias": bias, "norm": norm, "activation": activation})
+    return layers
+
+
+def beside_of(chain: list[Problem], x: Tensor, layers: list[dict[str, Any]]) -> tuple[Tensor, ...]:
+    shape = one_by_one(compute, chain, x, layers, (None,) * 3).shape
+    return tuple(torch.randn(shape) for _ in range(3))
+
+
+def one_by_one(
+    function: Any, chain: list[Problem], x: Tensor, layers: list[dict[str, Any]], beside: Any
+) -> Tensor:
+    for problem, layer in zip(chain, layers, strict=True):
+        own = {**layer, "beside": beside if layer is layers[-1] else (None,) * 3}
+        x = function(problem, x, **own)
+    return x
+
+
+def together(chain: list[Problem], x: Tensor, layers: list[dict[str, Any]], beside: Any) -> Tensor:
+    tensors: list[Tensor | None] = []
+    integers: list[int] = []
+    numbers: list[float] = []
+    for problem, layer in zip(chain, layers, strict=True):
+        *spatial, groups = problem.geometry()
+        _, a, b = ACTIVATIONS[layer["activation"]]
+        tensors += [layer["weight"], layer["bias"], *layer["norm"]]
+        integers += [number for pair in spatial for number in pair * (2 // len(pair))]
+        integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0]
+        numbers += [1e-3, a, b]
+    return kernels().openmp_convolutions(x, tensors, integers, numbers, *beside)
+
+
+def convolutions_ran() -> int:
+    return library.counts()[library.COUNTED.index(("convolution", "openmp"))]
+
+
+def doubled(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(doubled, value))
+    if isinstance(value, dict):
+        return {key: doubled(one) for key, one in value.items()}
+    return value.double() if isinstance(value, Tensor) else value
+
+
+@every_thread_count
+@every_chain
+def test_the_numbers_are_those_of_one_convolution_after_the_other(
+    chain: list[Problem], threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    x, _ = chain[0].tensors()
+    layers = layers_of(chain)
+    beside = beside_of(chain, x, layers)
+    before = convolutions_ran()
+    got = together(chain, x, layers, beside)
+    assert convolutions_ran() - before == (len(chain) if got.numel() else 0)
+    apart = one_by_one(compute, chain, x, layers, beside)
+    assert_bit_identical(got, apart, "together")
+    own = one_by_one(expected, chain, x, layers, beside)
+    wide = one_by_one(expected, chain, x.double(), doubled(layers), doubled(beside))
+    assert_contract(got, own, wide, "several convolutions")
+    assert got.movedim(1, -1).is_contiguous(), "channels are not innermost"
+
+
+@every_chain
+def test_the_result_does_not_depend_on_how_the_image_lies(chain: list[Problem]) -> None:
+    x, _ = chain[0].tensors()
+    layers = layers_of(chain)
+    got = together(chain, x.contiguous(), layers, (None,) * 3)
+    again = together(chain, x.movedim(1, -1).contiguous().movedim(-1, 1), layers, (None,) * 3)
+    assert_bit_identical(got, again, "layouts of the input")
+    assert got.numel() == 0 or got.data_ptr() != again.data_ptr()
+
+
+def test_a_changed_weight_shows_in_the_next_call() -> None:
+    chain = CHAINS["expand, depthwise, project"]
+    x, _ = chain[0].tensors()
+    layers = layers_of(chain)
+    together(chain, x, layers, (None,) * 3)
+    for layer in layers:
+        layer["weight"].mul_(2)
+        got = together(chain, x, layers, (None,) * 3)
+        assert_bit_identical(got, one_by_one(compute, chain, x, layers, (None,) * 3), "changed")
+
+
+def test_arguments_that_do_not_belong_together_are_refused() -> None:
+    x, weight = CHAINS["expand, depthwise"][0].tensors()
+    with pytest.raises(RuntimeError, match="each of 1 convolutions needs 6 tensors"):
+        kernels().openmp_convolutions(x, [weight], [1] * 9, [0.0] * 3, None, None, None)
