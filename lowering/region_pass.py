@@ -26,6 +26,7 @@ from lowering.regions import (
     norm,
     product,
     rope,
+    transposed_convolution,
     weights,
 )
 
@@ -33,6 +34,7 @@ from lowering.regions import (
 # what is left when no weight that stays was found.
 _REGIONS = {
     "convolution": convolution,
+    "transposed_convolution": transposed_convolution,
     "linear": linear,
     "attention": attention,
     "product": product,
@@ -40,6 +42,8 @@ _REGIONS = {
     "norm": norm,
     "gated": gated,
 }
+# Their results may lie in memory in another way than torch's.
+_LAY_OUT_OTHERWISE = ("convolution", "transposed_convolution", "attention", "rope")
 
 
 def lower(
@@ -206,7 +210,7 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     stands_for: dict[fx.Node, fx.Node] = {}
     taken = lower(module.graph, request, static_inputs(module.graph), stands_for)
     moved = [region for region in taken if not region.left]
-    if any(region.name in ("convolution", "attention", "rope") for region in moved):
+    if any(region.name in _LAY_OUT_OTHERWISE for region in moved):
         outputs.put_back(module, strides, stands_for)
     convolution_chains.join(module.graph)
     return taken

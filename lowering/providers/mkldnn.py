@@ -15,6 +15,7 @@ from torch import fx
 from lowering import libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.packing import PackedWeights
+from lowering.providers import mkldnn_transposed
 from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Abilities, Epilogue
 from lowering.regions.linear import Linear
@@ -266,5 +267,6 @@ PROVIDER = Provider(
     regions={
         "linear": RegionMaker(_emit_linear, _ABILITIES),
         "convolution": RegionMaker(_emit_convolution, _ABILITIES, _refuses),
+        "transposed_convolution": mkldnn_transposed.region(_ATTRIBUTES, _NUMBERS),
     },
 )

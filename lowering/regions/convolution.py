@@ -97,28 +97,28 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Convolution]:
             continue
         if weight.meta["val"].dim() not in (3, 4) or node.meta["val"].dim() not in (3, 4):
             continue
-        found = _norm_behind(node, stays)
+        found = norm_behind(node, stays)
         last, norm = (node, None) if found is None else found
         yield Convolution(
             last,
             input,
             weight,
             bias,
-            _for_each(stride, weight),
-            _for_each(padding, weight),
-            _for_each(dilation, weight),
+            for_each(stride, weight),
+            for_each(padding, weight),
+            for_each(dilation, weight),
             groups,
             norm,
         )
 
 
-def _for_each(numbers: Any, weight: fx.Node) -> list[int]:
+def for_each(numbers: Any, weight: fx.Node) -> list[int]:
     """One number for each spatial dimension; a single one holds for all of them."""
     dims = weight.meta["val"].dim() - 2
     return list(numbers) * dims if len(numbers) == 1 else list(numbers)
 
 
-def _norm_behind(node: fx.Node, stays: Stays) -> tuple[fx.Node, Norm] | None:
+def norm_behind(node: fx.Node, stays: Stays) -> tuple[fx.Node, Norm] | None:
     if len(node.users) != 1:
         return None
     norm = next(iter(node.users))

@@ -1,0 +1,151 @@
+"""oneDNN's transposed convolutions, with prepacked weights and what follows them in the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering import observing
+from lowering.contract import RegionMaker
+from lowering.packing import PackedWeights
+from lowering.regions.epilogue import Abilities, Epilogue
+from lowering.regions.transposed_convolution import TransposedConvolution
+
+Tensor = torch.Tensor
+
+weights = PackedWeights()
+_library = torch.library.Library("kernel_dispatch", "FRAGMENT")
+_library.define(
+    "mkldnn_transposed_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor?[] norm, "
+    "float eps, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, "
+    "int groups, str activation, str algorithm, float[] numbers) -> Tensor"
+)
+
+
+def _transposed_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Sequence[Tensor | None],
+    eps: float,
+    stride: list[int],
+    padding: list[int],
+    output_padding: list[int],
+    dilation: list[int],
+    groups: int,
+    activation: str,
+    algorithm: str,
+    numbers: list[float],
+) -> Tensor:
+    dtype = input.dtype
+    if not input.numel():  # oneDNN has no empty images
+        observing.region_ran("transposed_convolution", "eager")
+        return _meta(
+            input, weight, bias, norm, eps, stride, padding, output_padding, dilation, groups
+        )
+    geometry = (padding, output_padding, stride, dilation, groups)
+    parts = tuple(t for t in (weight, bias, *norm) if t is not None)
+
+    def pack() -> tuple[Tensor, Tensor | None]:
+        folded, shift = _folded(weight, bias, norm, eps, groups)
+        reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
+        packed = reorder(folded.to(dtype).contiguous(), *geometry, list(input.shape))
+        return packed, None if shift is None else shift.to(dtype)
+
+    recipe = (dtype, eps, groups, tuple(map(id, parts[1:])))
+    packed, shift = weights.get(parts, recipe, pack)
+    observing.region_ran("transposed_convolution", "mkldnn")
+    image = input.contiguous(memory_format=_channels_last(input))
+    result: Tensor = torch.ops.mkldnn._convolution_transpose_pointwise(
+        image, packed, shift, *geometry, activation, numbers, algorithm
+    )
+    return result
+
+
+def _channels_last(image: Tensor) -> torch.memory_format:
+    return torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+
+
+def _folded(
+    weight: Tensor, bias: Tensor | None, norm: Sequence[Tensor | None], eps: float, groups: int
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the convolution that does the work of a BatchNorm behind it as well."""
+    plain = weight.detach()
+    if not norm:
+        return plain, None if bias is None else bias.detach()
+    gain, offset, mean, var = (None if t is None else t.detach().double() for t in norm)
+    assert mean is not None and var is not None
+    factor = (var + eps).rsqrt() if gain is None else gain / (var + eps).sqrt()
+    shift = ((0.0 if bias is None else bias.detach().double()) - mean) * factor
+    # Outputs are the second dimension, and inputs the first: of all groups.
+    inputs, outputs, *kernel = plain.shape
+    by_group = plain.double().reshape(groups, inputs // groups, outputs, *kernel)
+    scaled = by_group * factor.reshape(groups, 1, outputs, *[1] * len(kernel))
+    return scaled.reshape(plain.shape).float(), shift if offset is None else shift + offset
+
+
+def _meta(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Sequence[Tensor | None],
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: object,
+) -> Tensor:
+    sizes = (input.shape[2:], weight.shape[2:], stride, padding, output_padding, dilation)
+    spatial = [
+        (size - 1) * s - 2 * p + d * (k - 1) + more + 1
+        for size, k, s, p, more, d in zip(*sizes, strict=True)
+    ]
+    out = input.new_empty((input.shape[0], *spatial, weight.shape[1] * groups))
+    return out.movedim(-1, 1)
+
+
+_library.impl("mkldnn_transposed_convolution", _transposed_convolution, "CPU")
+torch.library.register_fake("kernel_dispatch::mkldnn_transposed_convolution", _meta, lib=_library)
+
+
+def region(attributes: dict[str, tuple[str, str]], numbers: dict[str, int]) -> RegionMaker:
+    """`attributes`: our name of an activation -> oneDNN's in torch, and its algorithm."""
+
+    def emit(graph: fx.Graph, match: TransposedConvolution, epilogue: Epilogue) -> fx.Node:
+        act, norm = epilogue.activation, match.norm
+        parts: list[Any] = [] if norm is None else [norm.weight, norm.bias, norm.mean, norm.var]
+        name, algorithm = attributes[act.name]
+        return graph.call_function(
+            torch.ops.kernel_dispatch.mkldnn_transposed_convolution.default,
+            (
+                match.input,
+                match.weight,
+                match.bias,
+                parts,
+                0.0 if norm is None else norm.eps,
+                match.stride,
+                match.padding,
+                match.output_padding,
+                match.dilation,
+                match.groups,
+                name,
+                algorithm,
+                [float(act.a), float(act.b)][: numbers.get(act.name, 0)],
+            ),
+        )
+
+    abilities = Abilities(activations=frozenset(attributes) - {"none"})
+    return RegionMaker(emit, abilities, _refuses)
+
+
+def _refuses(match: TransposedConvolution) -> str:
+    """oneDNN has no empty images, and no lines."""
+    if match.weight.meta["val"].dim() not in (4, 5):
+        return "mkldnn takes transposed convolutions of images and volumes only"
+    sizes = (*match.input.meta["val"].shape, *match.weight.meta["val"].shape)
+    return "" if all(size > 0 for size in sizes if isinstance(size, int)) else "it is empty"

@@ -1,0 +1,129 @@
+"""Transposed convolutions through oneDNN: numbers, where outputs lie, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.compiling import compile_at, every_row_applies
+from tests.support.modules import Of, used
+from tests.support.regions import assert_regions, hold, no_cached_graphs, region_rows
+from tests.support.reports import graph_reports
+
+LEVELS = ["O1", "O2"]
+LAYERS = {
+    "doubling": nn.ConvTranspose2d(8, 6, 4, 2, 1),
+    "grouped": nn.ConvTranspose2d(8, 12, 3, 2, 1, 1, groups=2, bias=False),
+    "by channel": nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, groups=8),
+    "dilated": nn.ConvTranspose2d(8, 7, 3, dilation=2),
+    "uneven": nn.ConvTranspose2d(8, 5, (2, 5), (3, 2), (0, 2), (1, 0), dilation=(1, 2)),
+    "pointwise": nn.ConvTranspose2d(8, 16, 1),
+    "volume": nn.ConvTranspose3d(8, 6, 4, 2, 1),
+    "grouped volume": nn.ConvTranspose3d(8, 6, 3, 2, 1, 1, groups=2),
+}
+every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+every_level = pytest.mark.parametrize("level", LEVELS)
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with every_row_applies():
+        yield
+
+
+def images(layer: nn.Module, batch: int = 2) -> torch.Tensor:
+    size = (7, 9, 5) if isinstance(layer, nn.ConvTranspose3d) else (7, 9)
+    return torch.randn(batch, 8, *size)
+
+
+def normed(layer: Any) -> nn.Sequential:
+    kinds = {nn.ConvTranspose2d: nn.BatchNorm2d, nn.ConvTranspose3d: nn.BatchNorm3d}
+    norm: Any = kinds[type(layer)](layer.out_channels)
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    return nn.Sequential(layer, norm, nn.ReLU())
+
+
+@every_level
+@every_layer
+def test_the_layer_alone(level: str, layer: nn.Module) -> None:
+    compiled = compile_at(level, layer)
+    hold(compiled, layer, images(layer))
+    hold(compiled, layer, images(layer).movedim(1, -1).contiguous().movedim(-1, 1))
+    assert {row[:2] for row in region_rows(compiled)} == {("transposed_convolution", "mkldnn")}
+
+
+@every_level
+@every_layer
+def test_what_follows_is_absorbed(level: str, layer: nn.Module) -> None:
+    x = images(layer)
+    model = used(normed(layer), x)
+    with no_cached_graphs():
+        compiled = compile_at(level, model)
+        hold(compiled, model, x)
+    assert_regions(compiled, ("transposed_convolution", "mkldnn", 1, 1))
+    (region,) = graph_reports(compiled)[0].regions
+    assert region.recipes == ("fold-batch-norm", "prepack")
+    assert region.detail == "with relu"
+
+
+@every_level
+def test_weights_that_change_show(level: str) -> None:
+    x = torch.randn(2, 8, 7, 9)
+    model = used(normed(nn.ConvTranspose2d(8, 6, 4, 2, 1)), x)
+    compiled = compile_at(level, model)
+    hold(compiled, model, x)
+    for index in (0, 1):
+        with torch.no_grad():
+            model[index].weight.mul_(1.5)
+            model[index].bias.add_(1)
+        hold(compiled, model, x, where=f"after layer {index} changed")
+    assert_regions(compiled, ("transposed_convolution", "mkldnn", 1, 3))
+
+
+def test_sizes_that_change_and_no_image_at_all() -> None:
+    model = nn.ConvTranspose2d(8, 6, 3, 2, 1, 1).eval()
+    compiled = compile_at("O2", model, dynamic=True)
+    for batch, size in ((2, 7), (3, 12), (0, 5), (4, 31)):
+        hold(compiled, model, torch.randn(batch, 8, size, size + 1))
+
+
+@every_level
+def test_what_it_does_not_take_stays_torchs(level: str) -> None:
+    lines = nn.ConvTranspose1d(8, 6, 4, 2).eval()
+    compiled = compile_at(level, lines)
+    hold(compiled, lines, torch.randn(2, 8, 11))
+    single = nn.ConvTranspose2d(8, 6, 4, 2).eval()
+    hold(compile_at(level, single), single, torch.randn(8, 11, 7))
+    computed = Of(lambda self, x, w: torch.nn.functional.conv_transpose2d(x, w * 2))
+    hold(compile_at(level, computed), computed, torch.randn(2, 8, 5, 5), torch.randn(8, 3, 2, 2))
+    assert not [row for row in region_rows(compiled) if row[0] == "transposed_convolution"]
+
+
+def test_training_is_left_alone() -> None:
+    layer = nn.ConvTranspose2d(8, 6, 4, 2, 1)
+    compiled = compile_at("O2", layer)
+    x = torch.randn(2, 8, 7, 9)
+    compiled(x).sum().backward()
+    got, layer.weight.grad = layer.weight.grad, None
+    layer(x).sum().backward()
+    torch.testing.assert_close(got, layer.weight.grad)
+    assert not [row for row in region_rows(compiled) if row[0] == "transposed_convolution"]
+
+
+def test_a_generator() -> None:
+    """DCGAN's, small: every layer but the last with a BatchNorm."""
+    sizes = ((20, 64, 1, 0), (64, 32, 2, 1), (32, 16, 2, 1))
+    layers: list[nn.Module] = []
+    for inputs, outputs, stride, padding in sizes:
+        layers += [nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False)]
+        layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
+    x = torch.randn(4, 20, 1, 1)
+    model = used(nn.Sequential(*layers, nn.ConvTranspose2d(16, 3, 4, 2, 1), nn.Tanh()), x)
+    for level in LEVELS:
+        compiled = compile_at(level, model)
+        hold(compiled, model, x)
+        assert_regions(compiled, ("transposed_convolution", "mkldnn", 4, 4))
