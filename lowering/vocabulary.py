@@ -47,7 +47,8 @@ def keeps(module: fx.GraphModule) -> bool:
 
 
 _REGION_CALLS = frozenset(
-    "linear conv1d conv2d conv3d conv_transpose2d conv_transpose3d _conv_forward matmul mm bmm addmm baddbmm einsum mv "
+    "linear conv1d conv2d conv3d conv_transpose2d conv_transpose3d _conv_forward "
+    "matmul mm bmm addmm baddbmm einsum mv "
     "scaled_dot_product_attention multi_head_attention_forward "
     "_transformer_encoder_layer_fwd".split()
 )

@@ -1,4 +1,4 @@
-"""oneDNN's transposed convolutions, with prepacked weights and what follows them in the same pass."""
+"""oneDNN's transposed convolutions: packed weights, what follows them in the same pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transposed convolutions (deconvolutions) of one to three dimensions, with the BatchNorm behind."""
+"""Transposed convolutions of one to three dimensions, with the BatchNorm behind them."""
 
 from __future__ import annotations
 
@@ -66,5 +66,15 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[TransposedConvolution]:
             continue  # a single image without a batch
         found = norm_behind(node, stays)
         last, norm = (node, None) if found is None else found
-        geometry = (for_each(numbers, weight) for numbers in (stride, padding, more, dilation))
-        yield TransposedConvolution(last, input, weight, bias, *geometry, groups, norm)
+        yield TransposedConvolution(
+            last,
+            input,
+            weight,
+            bias,
+            for_each(stride, weight),
+            for_each(padding, weight),
+            for_each(more, weight),
+            for_each(dilation, weight),
+            groups,
+            norm,
+        )
