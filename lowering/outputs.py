@@ -83,9 +83,16 @@ def _lay_out(graph: fx.Graph, node: fx.Node, stride: Sequence[Any]) -> None:
     if not seeing:
         return
     order = sorted(range(len(stride)), key=lambda dim: (-hint(stride[dim]), dim))
+    copy = copied(graph, node, order)
+    for user in seeing:
+        user.replace_input_with(node, copy)
+
+
+def copied(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    """A copy with the dimensions in this order in memory, the last one innermost."""
     back = [order.index(dim) for dim in range(len(order))]
     steps: Any = (
-        (aten.permute.default, (order,), {}),
+        (aten.permute.default, (list(order),), {}),
         (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         (aten.permute.default, (back,), {}),
     )
@@ -97,8 +104,7 @@ def _lay_out(graph: fx.Graph, node: fx.Node, stride: Sequence[Any]) -> None:
                 graph.call_function(target, (copy, *args), kwargs),
             )
             copy.meta["val"] = value
-    for user in seeing:
-        user.replace_input_with(node, copy)
+    return copy
 
 
 def _sees_layout(user: fx.Node) -> bool:

@@ -230,14 +230,18 @@ Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
+  // So that Inductor writes images as the graph says they lie: channels last.
+  const std::vector<at::Tag> as_in_the_graph{at::Tag::needs_fixed_stride_order};
   library.def(
       "openmp_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? norm_weight, "
       "Tensor? norm_bias, Tensor? mean, Tensor? var, float eps, int[] stride, int[] padding, "
       "int[] dilation, int groups, Tensor? before, Tensor? times, Tensor? after, int act, float a, "
-      "float b, bool winograd=False) -> Tensor");
+      "float b, bool winograd=False) -> Tensor",
+      as_in_the_graph);
   library.def(
       "openmp_convolutions(Tensor x, Tensor?[] tensors, int[] integers, float[] numbers, "
-      "Tensor? before, Tensor? times, Tensor? after) -> Tensor");
+      "Tensor? before, Tensor? times, Tensor? after) -> Tensor",
+      as_in_the_graph);
 }
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {

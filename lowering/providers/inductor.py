@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import before_autograd, pooling, providers, region_pass, toolchain, vocabulary
+from lowering import (
+    before_autograd,
+    convolution_inputs,
+    pooling,
+    providers,
+    region_pass,
+    toolchain,
+    vocabulary,
+)
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import clone, dump
 from lowering.regions.resampling import Resampling
@@ -108,6 +116,7 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
             )
         else:
             taken.extend(region_pass.lower_inference(module, request))
+            convolution_inputs.lay_out(module.graph)
         if request.only_plan is not None:
             return _never_run(module, request, bool(kwargs.get("is_backward")))
         kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash

@@ -21,7 +21,8 @@ _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 _library.define(
     "mkldnn_transposed_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor?[] norm, "
     "float eps, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, "
-    "int groups, str activation, str algorithm, float[] numbers) -> Tensor"
+    "int groups, str activation, str algorithm, float[] numbers) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),  # Inductor is to write images as the graph says
 )
 
 

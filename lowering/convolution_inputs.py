@@ -1,0 +1,58 @@
+"""Images that are computed in a graph are written as the convolutions that read them want them.
+
+Convolutions of ours read channels last and copy what lies otherwise. Generated code that computes
+the image can just as well write it so: no copy, or one in vectors where torch's takes numbers.
+That it does write as the graph says is due to the operators' tag `needs_fixed_stride_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from lowering.graphs import hint
+from lowering.outputs import copied
+
+# Which arguments of an operator it reads channels last: the image, and what lies beside the output.
+_READ_CHANNELS_LAST = {
+    "kernel_dispatch::openmp_convolution": (0, 12, 13, 14),
+    "kernel_dispatch::openmp_convolutions": (0, 4, 5, 6),
+    "kernel_dispatch::mkldnn_convolution": (0,),
+    "kernel_dispatch::mkldnn_transposed_convolution": (0,),
+}
+
+
+def lay_out(graph: fx.Graph) -> None:
+    """Before the code of everything else is generated, and after it is known how tensors lie."""
+    laid_out: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        for index in _reading_channels_last(node):
+            image = node.args[index]
+            if not isinstance(image, fx.Node) or image.op == "placeholder":
+                continue
+            if _lies_channels_last(image.meta["val"]):
+                continue
+            if image not in laid_out:
+                dims = image.meta["val"].dim()
+                laid_out[image] = copied(graph, image, (0, *range(2, dims), 1))
+            node.update_arg(index, laid_out[image])
+
+
+def _reading_channels_last(node: fx.Node) -> Sequence[int]:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return ()
+    return _READ_CHANNELS_LAST.get(target.name(), ())
+
+
+def _lies_channels_last(value: torch.Tensor) -> bool:
+    """Dimensions of size one may have any stride."""
+    expected = 1
+    for dim in (1, *range(value.dim() - 1, 1, -1), 0):
+        size, stride = hint(value.shape[dim]), hint(value.stride(dim))
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
