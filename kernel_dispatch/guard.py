@@ -66,7 +66,7 @@ class Guard:
         self._written_unknown = written_unknown
         self._rehearsed = run is eager
         self._lock = threading.Lock()
-        self._listens = bool(record.plan.region_rows)
+        self._listens = bool(record.plan.region_rows) and run is not eager
         self._follows_default = record.settings.provider_by_default or not record.settings.provider
 
     def __call__(self, *args: Any) -> Any:

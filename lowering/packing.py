@@ -45,15 +45,7 @@ class _Source:
         self.version = tensor._version
         self.pointer = tensor.data_ptr()
         self.sample = _sample(tensor)  # looks into its memory: only read while `pointer` is current
-        self.sampled = self.sample.tobytes()
-
-    def unchanged(self, tensor: torch.Tensor) -> bool:
-        return (
-            self.tensor() is tensor
-            and self.version == tensor._version
-            and self.pointer == tensor.data_ptr()
-            and self.sample.tobytes() == self.sampled
-        )
+        self.sampled = memoryview(self.sample.tobytes()).cast("I")  # as `sample`: compared as words
 
 
 def _sample(tensor: torch.Tensor) -> memoryview:
@@ -72,15 +64,51 @@ def _sample(tensor: torch.Tensor) -> memoryview:
 
 @dataclass(frozen=True)
 class _Entry:
+    recipe: Hashable
     sources: tuple[_Source, ...]
     packed: Any
+
+    def holds(self, tensors: tuple[torch.Tensor, ...], recipe: Hashable) -> bool:
+        """In one piece: this runs in every call of every region."""
+        if self.recipe != recipe or len(self.sources) != len(tensors):
+            return False
+        for source, tensor in zip(self.sources, tensors, strict=True):
+            if (
+                source.tensor() is not tensor
+                or source.version != tensor._version
+                or source.pointer != tensor.data_ptr()
+                or source.sample != source.sampled
+            ):
+                return False
+        return True
+
+
+class Place:
+    """A call in a graph, which mostly asks for the form that it asked for last."""
+
+    __slots__ = ("_last", "_weights")
+
+    def __init__(self, weights: PackedWeights) -> None:
+        self._weights = weights
+        self._last: Callable[[], _Entry | None] = lambda: None  # keeps nothing alive
+
+    def get(
+        self, tensors: tuple[torch.Tensor, ...], recipe: Hashable, make: Callable[[], Any]
+    ) -> Any:
+        """The packed form of `tensors[0]`, which `make` builds from all of them."""
+        last = self._last()
+        if last is not None and last.holds(tensors, recipe):
+            return last.packed
+        entry = self._weights.entry(tensors, recipe, make)
+        self._last = weakref.ref(entry)
+        return entry.packed
 
 
 class PackedWeights:
     """(weight, what was done to it) -> packed form, for one library."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[int, Hashable], _Entry] = {}
+        self._entries: dict[Hashable, _Entry] = {}
         self._lock = threading.Lock()
         _all.add(self)
         self.packed = 0  # how often a weight was packed, for tests and reports
@@ -89,34 +117,37 @@ class PackedWeights:
         self, tensors: tuple[torch.Tensor, ...], recipe: Hashable, make: Callable[[], Any]
     ) -> Any:
         """The packed form of `tensors[0]`, which `make` builds from all of them."""
-        key = (id(tensors[0]), recipe)
+        return self.entry(tensors, recipe, make).packed
+
+    def entry(
+        self, tensors: tuple[torch.Tensor, ...], recipe: Hashable, make: Callable[[], Any]
+    ) -> _Entry:
+        key = (*map(id, tensors), recipe)
         found = self._entries.get(key)
-        if (
-            found is not None
-            and len(found.sources) == len(tensors)
-            and all(map(_Source.unchanged, found.sources, tensors))
-        ):
-            return found.packed
+        if found is not None and found.holds(tensors, recipe):
+            return found
         if any(tensor.is_inference() for tensor in tensors):
-            return make()  # no version counter: a change in place could not be seen
-        return self._make(key, tensors, make)
+            # No version counter: a change in place could not be seen, so this holds for nothing.
+            return _Entry(recipe, (), make())
+        return self._make(key, tensors, recipe, make)
 
     def _make(
         self,
-        key: tuple[int, Hashable],
+        key: Hashable,
         tensors: tuple[torch.Tensor, ...],
+        recipe: Hashable,
         make: Callable[[], Any],
-    ) -> Any:
+    ) -> _Entry:
 
         def gone(_: Any) -> None:
             self._entries.pop(key, None)
 
         sources = tuple(_Source(tensor, gone) for tensor in tensors)
-        entry = _Entry(sources, make())
+        entry = _Entry(recipe, sources, make())
         with self._lock:
             self.packed += 1
             self._entries[key] = entry
-        return entry.packed
+        return entry
 
     def clear(self) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import before_autograd, resampled, vocabulary
+from lowering import before_autograd, direct_calls, public_calls, resampled, vocabulary
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import dump
 from lowering.regions.epilogue import Epilogue
@@ -30,9 +30,9 @@ def compile(request: Request) -> Compiled:
     if request.region_rows and not request.training and vocabulary.may_hold_regions(request.graph):
         compiled = _with_library_calls(request)
     else:
-        untouched = all(region.left for region in ordered)
-        compiled = Compiled(run=request.graph.forward, plain=untouched)
+        compiled = Compiled(run=request.graph.forward)
     compiled.regions[:0] = ordered
+    compiled.plain = all(region.left for region in compiled.regions)
     compiled.run = before_autograd.counted(compiled.run, compiled.regions)
     return compiled
 
@@ -40,6 +40,7 @@ def compile(request: Request) -> Compiled:
 def _with_library_calls(request: Request) -> Compiled:
     """The ATen graph, op by op, with regions computed by their providers: needs no compiler."""
     from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.eval_frame import innermost_fn  # Dynamo itself forbids to trace what we give
     from torch._functorch._aot_autograd.utils import make_boxed_func
 
     from lowering import fast_paths, region_pass
@@ -48,6 +49,9 @@ def _with_library_calls(request: Request) -> Compiled:
 
     def compile_forward(module: fx.GraphModule, inputs: Any) -> Any:
         taken.extend(region_pass.lower_inference(module, request))
+        if request.only_plan is None and any(not region.left for region in taken):
+            public_calls.use(module.graph)
+            direct_calls.use(module.graph)
         module.recompile()
         if request.only_plan is not None:
             request.only_plan(module, False)
@@ -58,7 +62,9 @@ def _with_library_calls(request: Request) -> Compiled:
         decompositions=fast_paths.rules(),
         keep_inference_input_mutations=True,
     )
-    run = compile_graph(request.graph, list(request.example_inputs))
+    run = innermost_fn(compile_graph(request.graph, list(request.example_inputs)))
+    if all(region.left for region in taken):  # then torch's calls as they were written cost less
+        run = request.graph.forward
     return Compiled(run=run, regions=taken)
 
 

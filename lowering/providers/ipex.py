@@ -141,7 +141,7 @@ def _linear(
         return ipex.linear_prepack(plain, None if bias is None else bias.detach().to(dtype), None)
 
     parts = (weight,) if bias is None else (weight, bias)
-    packed = weights.get(parts, (dtype, *map(id, parts[1:])), pack)
+    packed = weights.get(parts, dtype, pack)
     name, arguments = _ATTRIBUTES[activation]
     run = getattr(ipex, f"linear_{name}run")
     result: torch.Tensor = run(input.contiguous(), *arguments(a, b), packed)
@@ -206,7 +206,7 @@ def _convolution(
 
     parts = tuple(t for t in (weight, bias, *norm) if t is not None)
     where = (tuple(stride), tuple(padding), tuple(dilation), groups)
-    recipe = (dtype, eps, where, activation, a, b, tuple(map(id, parts[1:])))
+    recipe = (dtype, eps, where, activation, a, b, bias is None)
     packed = weights.get(parts, recipe, pack)
     run = getattr(ipex, f"convolution_{name}run")
     result: torch.Tensor = run(image, *numbers, packed)

@@ -8,12 +8,15 @@ left alone.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
-from lowering import libraries, observing
+from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
-from lowering.packing import PackedWeights
+from lowering.packing import PackedWeights, Place
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
 
@@ -34,13 +37,28 @@ _library.define("mkl_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if not input.numel() or not weight.numel():  # MKL forgets the bias of an empty product
-        observing.region_ran("linear", "eager")
-        return torch.nn.functional.linear(input, weight, bias)
-    observing.region_ran("linear", "mkl")
-    rows = input.numel() // input.shape[-1]
-    packed = weights.get((weight,), rows, lambda: _pack(weight, rows))
-    return torch.ops.mkl._mkl_linear(input.contiguous(), packed, weight, bias, rows)
+    return _every_linear(input, weight, bias)
+
+
+def _one_linear() -> Callable[..., torch.Tensor]:
+    """What one call in a graph computes."""
+    place = Place(weights)
+
+    def linear(
+        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if not input.numel() or not weight.numel():  # MKL forgets the bias of an empty product
+            observing.region_ran("linear", "eager")
+            return torch.nn.functional.linear(input, weight, bias)
+        observing.region_ran("linear", "mkl")
+        rows = input.numel() // input.shape[-1]
+        packed = place.get((weight,), rows, functools.partial(_pack, weight, rows))
+        return torch.ops.mkl._mkl_linear(input.contiguous(), packed, weight, bias, rows)
+
+    return linear
+
+
+_every_linear = _one_linear()
 
 
 def _pack(weight: torch.Tensor, rows: int) -> torch.Tensor:
@@ -54,6 +72,7 @@ def _linear_meta(
 
 
 _library.impl("mkl_linear", _linear, "CPU")
+direct_calls.offer(torch.ops.kernel_dispatch.mkl_linear.default, 3, _one_linear)
 torch.library.register_fake("kernel_dispatch::mkl_linear", _linear_meta, lib=_library)
 
 

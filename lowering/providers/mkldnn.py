@@ -7,14 +7,16 @@ the values of weights.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowering import libraries, observing
+from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
-from lowering.packing import PackedWeights
+from lowering.packing import PackedWeights, Place
 from lowering.providers import mkldnn_transposed
 from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Abilities, Epilogue
@@ -57,28 +59,42 @@ _library.define(
 
 
 def _linear(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str,
-    a: float,
-    b: float,
-    in_out: bool = False,
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *constants: Any
 ) -> torch.Tensor:
-    dtype = input.dtype
-    if bias is not None:
-        bias = bias.to(dtype)
-    if not input.numel() or not weight.numel():  # oneDNN has no empty products
-        observing.region_ran("linear", "eager")
-        out = torch.nn.functional.linear(input, _out_in(weight, in_out).to(dtype), bias)
-        return _activated(out, activation, a, b)
-    observing.region_ran("linear", "mkldnn")
-    packed = weights.get((weight,), (dtype, in_out), lambda: _pack_linear(weight, dtype, in_out))
+    return _every_linear(*constants)(input, weight, bias)
+
+
+def _one_linear(activation: str, a: float, b: float, in_out: bool = False) -> Callable[..., Any]:
+    """What one call in a graph computes."""
+    place, run = Place(weights), torch.ops.mkldnn._linear_pointwise.default
+    name, numbers, algorithm = _post_op(activation, a, b)
+
+    def linear(
+        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        dtype = input.dtype
+        if bias is not None and bias.dtype != dtype:
+            bias = bias.to(dtype)
+        if not input.numel() or not weight.numel():  # oneDNN has no empty products
+            observing.region_ran("linear", "eager")
+            out = torch.nn.functional.linear(input, _out_in(weight, in_out).to(dtype), bias)
+            return _activated(out, activation, a, b)
+        observing.region_ran("linear", "mkldnn")
+        make = functools.partial(_pack_linear, weight, dtype, in_out)
+        packed = place.get((weight,), (dtype, in_out), make)
+        result: torch.Tensor = run(input.contiguous(), packed, bias, name, numbers, algorithm)
+        return result
+
+    return linear
+
+
+_every_linear = functools.cache(_one_linear)
+
+
+def _post_op(activation: str, a: float, b: float) -> tuple[str, list[float], str]:
+    """An activation as oneDNN's operators in torch take it."""
     name, algorithm = _ATTRIBUTES[activation]
-    numbers = [a, b][: _NUMBERS.get(activation, 0)]
-    return torch.ops.mkldnn._linear_pointwise(
-        input.contiguous(), packed, bias, name, numbers, algorithm
-    )
+    return name, [a, b][: _NUMBERS.get(activation, 0)], algorithm
 
 
 def _pack_linear(weight: torch.Tensor, dtype: torch.dtype, in_out: bool) -> torch.Tensor:
@@ -103,6 +119,7 @@ def linear_meta(
 
 
 _library.impl("mkldnn_linear", _linear, "CPU")
+direct_calls.offer(torch.ops.kernel_dispatch.mkldnn_linear.default, 3, _one_linear)
 torch.library.register_fake("kernel_dispatch::mkldnn_linear", linear_meta, lib=_library)
 
 
@@ -138,7 +155,8 @@ def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
 _library.define(
     "mkldnn_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor?[] norm, float eps, "
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, int groups, str activation, float a, "
-    "float b) -> Tensor"
+    "float b) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),  # Inductor is to write images as the graph says
 )
 
 
@@ -151,41 +169,65 @@ def _convolution(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    *constants: Any,
+) -> torch.Tensor:
+    geometry = (tuple(stride), tuple(padding), tuple(dilation))
+    return _every_convolution(eps, *geometry, *constants)(input, weight, bias, norm)
+
+
+def _one_convolution(
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
     activation: str,
     a: float,
     b: float,
-) -> torch.Tensor:
-    dtype, size = input.dtype, list(input.shape)
-    parts = tuple(t for t in (weight, bias, *norm) if t is not None)
-    folded = lambda: fold_norm(weight, bias, norm, eps, dtype)  # noqa: E731
-    if not input.numel() or not weight.numel():  # oneDNN has no empty images
-        observing.region_ran("convolution", "eager")
-        plain, shift = folded()
-        out = torch.nn.functional.conv2d(input, plain, shift, stride, padding, dilation, groups)
-        out = out.contiguous(memory_format=torch.channels_last)
-        return _activated(out, activation, a, b)
-    observing.region_ran("convolution", "mkldnn")
+) -> Callable[..., Any]:
+    """What one call in a graph computes."""
+    place, run = Place(weights), torch.ops.mkldnn._convolution_pointwise.default
+    post_op = _post_op(activation, a, b)
 
-    def pack() -> tuple[torch.Tensor, torch.Tensor | None]:
-        plain, shift = folded()
-        reorder = torch.ops.mkldnn._reorder_convolution_weight
-        return reorder(plain, padding, stride, dilation, groups, size), shift
+    def convolution(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: Sequence[torch.Tensor | None],
+    ) -> torch.Tensor:
+        dtype = input.dtype
+        if not input.numel() or not weight.numel():  # oneDNN has no empty images
+            observing.region_ran("convolution", "eager")
+            plain, shift = fold_norm(weight, bias, norm, eps, dtype)
+            run_plain = torch.conv2d if input.dim() == 4 else torch.conv3d
+            out = run_plain(input, plain, shift, stride, padding, dilation, groups)
+            out = out.contiguous(memory_format=mkldnn_transposed.channels_last(out))
+            return _activated(out, activation, a, b)
+        observing.region_ran("convolution", "mkldnn")
 
-    recipe = (dtype, eps, groups, tuple(map(id, parts[1:])))
-    packed, shift = weights.get(parts, recipe, pack)
-    name, algorithm = _ATTRIBUTES[activation]
-    numbers = [a, b][: _NUMBERS.get(activation, 0)]
-    image = input.contiguous(memory_format=torch.channels_last)
-    return torch.ops.mkldnn._convolution_pointwise(
-        image, packed, shift, padding, stride, dilation, groups, name, numbers, algorithm
-    )
+        def pack() -> tuple[torch.Tensor, torch.Tensor | None]:
+            plain, shift = fold_norm(weight, bias, norm, eps, dtype)
+            reorder = torch.ops.mkldnn._reorder_convolution_weight
+            return reorder(plain, padding, stride, dilation, groups, list(input.shape)), shift
+
+        parts = tuple([t for t in (weight, bias, *norm) if t is not None])
+        packed, shift = place.get(parts, (dtype, eps, groups, bias is None), pack)
+        image = input.contiguous(memory_format=mkldnn_transposed.channels_last(input))
+        result: torch.Tensor = run(
+            image, packed, shift, padding, stride, dilation, groups, *post_op
+        )
+        return result
+
+    return convolution
+
+
+_every_convolution = functools.cache(_one_convolution)
 
 
 def fold_norm(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    norm: list[torch.Tensor | None],
+    norm: Sequence[torch.Tensor | None],
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -213,16 +255,13 @@ def convolution_meta(
     dilation: list[int],
     *_: object,
 ) -> torch.Tensor:
-    height, width = (
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(
-            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    )
-    return input.new_empty((input.shape[0], height, width, weight.shape[0])).permute(0, 3, 1, 2)
+    sizes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    spatial = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
+    return input.new_empty((input.shape[0], *spatial, weight.shape[0])).movedim(-1, 1)
 
 
 _library.impl("mkldnn_convolution", _convolution, "CPU")
+direct_calls.offer(torch.ops.kernel_dispatch.mkldnn_convolution.default, 4, _one_convolution)
 torch.library.register_fake("kernel_dispatch::mkldnn_convolution", convolution_meta, lib=_library)
 
 
@@ -255,7 +294,8 @@ def convolution_arguments(match: Convolution, epilogue: Epilogue) -> tuple[Any, 
 
 def _refuses(match: Convolution) -> str:
     """One-row images through oneDNN's 2-D convolution gain nothing, so they are left alone."""
-    return "" if match.weight.meta["val"].dim() == 4 else "mkldnn takes 2-D convolutions only"
+    lines = match.weight.meta["val"].dim() == 3
+    return "mkldnn takes convolutions of images and volumes only" if lines else ""
 
 
 _ABILITIES = Abilities(activations=frozenset(_ATTRIBUTES) - {"none"})

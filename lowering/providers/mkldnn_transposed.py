@@ -56,17 +56,16 @@ def _transposed_convolution(
         packed = reorder(folded.to(dtype).contiguous(), *geometry, list(input.shape))
         return packed, None if shift is None else shift.to(dtype)
 
-    recipe = (dtype, eps, groups, tuple(map(id, parts[1:])))
-    packed, shift = weights.get(parts, recipe, pack)
+    packed, shift = weights.get(parts, (dtype, eps, groups, bias is None), pack)
     observing.region_ran("transposed_convolution", "mkldnn")
-    image = input.contiguous(memory_format=_channels_last(input))
+    image = input.contiguous(memory_format=channels_last(input))
     result: Tensor = torch.ops.mkldnn._convolution_transpose_pointwise(
         image, packed, shift, *geometry, activation, numbers, algorithm
     )
     return result
 
 
-def _channels_last(image: Tensor) -> torch.memory_format:
+def channels_last(image: Tensor) -> torch.memory_format:
     return torch.channels_last if image.dim() == 4 else torch.channels_last_3d
 
 

@@ -109,8 +109,9 @@ def _folded(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     parts = tuple(t for t in (weight, bias, *norm) if t is not None)
-    recipe = (eps, tuple(map(id, parts[1:])))
-    return weights.get(parts, recipe, lambda: fold_norm(weight, bias, norm, eps, weight.dtype))
+    return weights.get(
+        parts, (eps, bias is None), lambda: fold_norm(weight, bias, norm, eps, weight.dtype)
+    )
 
 
 def _convolution_meta(

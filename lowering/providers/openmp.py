@@ -108,6 +108,8 @@ def _refuses_convolution(match: Convolution) -> str:
     """Outputs of one group are the lanes of a vector; groups of one channel, or of a few with as
     many outputs as inputs, share vectors. All else would leave lanes empty."""
     total, inputs, *taps = match.weight.meta["val"].shape
+    if len(taps) == 3:
+        return "openmp takes convolutions of lines and images only"
     outputs = total // match.groups
     shared = inputs == 1 or (inputs in (2, 4, 8) and total % 16 == 0)
     fills = outputs >= _FILLS_LANES or (outputs == inputs and shared)

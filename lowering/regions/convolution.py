@@ -1,4 +1,4 @@
-"""The convolution region: 1-D and 2-D, with the BatchNorm behind it and what may follow both."""
+"""The convolution region: 1-D to 3-D, with the BatchNorm behind it and what may follow both."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Convolution]:
         weight, bias = under_cast(weight), under_cast(bias)
         if transposed or weight not in stays or not stays.or_none(bias):
             continue
-        if weight.meta["val"].dim() not in (3, 4) or node.meta["val"].dim() not in (3, 4):
-            continue
+        if weight.meta["val"].dim() != node.meta["val"].dim():
+            continue  # a single image without a batch
         found = norm_behind(node, stays)
         last, norm = (node, None) if found is None else found
         yield Convolution(
