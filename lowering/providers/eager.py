@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import before_autograd, resampled, vocabulary
+from lowering import before_autograd, from_weights, resampled, vocabulary
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import dump
 from lowering.regions.epilogue import Epilogue
@@ -24,16 +24,18 @@ def compile(request: Request) -> Compiled:
     if request.training:  # autograd runs the graph itself, with gradients of gradients too
         others = tuple(row for row in request.region_rows if row.provider != PROVIDER.name)
         request = replace(request, region_rows=others)
+    request, ahead = from_weights.split(request)
     request, ordered = before_autograd.lower(request)
     if request.dump_folder:
         dump(request.graph, request.dump_folder)
     if request.region_rows and not request.training and vocabulary.may_hold_regions(request.graph):
         compiled = _with_library_calls(request)
     else:
-        untouched = all(region.left for region in ordered)
+        untouched = not ahead.regions and all(region.left for region in ordered)
         compiled = Compiled(run=request.graph.forward, plain=untouched)
-    compiled.regions[:0] = ordered
-    compiled.run = before_autograd.counted(compiled.run, compiled.regions)
+    compiled.notes += ahead.notes
+    compiled.regions[:0] = [*ahead.regions, *ordered]
+    compiled.run = before_autograd.counted(ahead.of(compiled.run), compiled.regions)
     return compiled
 
 
@@ -83,5 +85,6 @@ PROVIDER = Provider(
     probe=probe,
     compile=compile,
     plans=True,
-    early_regions={"resampling": RegionMaker(_resampled)},
+    # What depends on weights alone runs ahead of whichever provider has the graph.
+    early_regions={"resampling": RegionMaker(_resampled), "from_weights": RegionMaker(None)},
 )
