@@ -78,13 +78,13 @@ class Distances(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bias, self.layer = nn.Embedding(8, 4), nn.Linear(WIDE, 4 * 24)
+        self.bias, self.layer = nn.Embedding(8, 4), nn.Linear(WIDE, 4 * 32)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(24)
-        buckets = (places[None, :] - places[:, None]).abs().clamp(max=7)
+        places = torch.arange(32)
+        buckets = (places[None, :] - places[:24, None]).abs().clamp(max=7)
         bias = self.bias(buckets).permute(2, 0, 1).unsqueeze(0)
-        scores = self.layer(x).view(2, -1, 4, 24).transpose(1, 2)
+        scores = self.layer(x).view(2, -1, 4, 32).transpose(1, 2)
         return (scores + bias).softmax(-1)
 
 
@@ -361,6 +361,7 @@ LEFT: dict[str, Callable[..., Any]] = {
     "a copy": lambda x, weight, buffer: x @ weight.t().contiguous(),
     "a part": lambda x, weight, buffer: x @ weight.split(WIDE // 2)[1].t().clone(),
     "small": lambda x, weight, buffer: x * (weight[0] + 1),
+    "fused with what reads it": lambda x, weight, buffer: x.sum() * (weight[:40] + 1),
     "no weight": lambda x, weight, buffer: x + torch.arange(WIDE * 100).view(100, WIDE).sin().sum(),
     "a size of the input": lambda x, weight, buffer: x @ (weight * x.shape[0]),
     "all of the input": lambda x, weight, buffer: x @ (weight * x.mean()),
