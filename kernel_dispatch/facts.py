@@ -7,7 +7,6 @@ adds no guard (sizes are looked at as hints) and touches no input.
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from lowering import writing
 from lowering.capability import Work
 from lowering.graphs import first_place
 
@@ -99,26 +98,17 @@ _RANDOM = frozenset(
     "uniform_ normal_ bernoulli_ exponential_ random_ cauchy_ geometric_ log_normal_ "
     "gumbel_softmax dropout1d dropout2d dropout3d".split()
 )
-# Norms write their running statistics, although their name does not end in an underscore: at these
-# positions, when the argument at the third position says so. torch.batch_norm orders them anew.
-_STATISTICS: dict[Any, tuple[int, int, int]] = {
-    torch.nn.functional.batch_norm: (1, 2, 5),
-    torch.nn.functional.instance_norm: (1, 2, 5),
-    torch.batch_norm: (3, 4, 5),
-    torch.instance_norm: (3, 4, 5),
-}
-_STATISTICS_NAMES = ("running_mean", "running_var", "training", "use_input_stats")
 
 
 def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
     """Walk the graph once and note what it holds."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     inputs = [fact for node in placeholders for fact in _input_fact(node)]
-    tensors = [t for node in module.graph.nodes for t in _tensors(_value(node))]
-    boundary = {id(t): t for node in placeholders for t in _tensors(_value(node))}
+    tensors = [t for node in module.graph.nodes for t in writing.tensors(_value(node))]
+    boundary = {id(t): t for node in placeholders for t in writing.tensors(_value(node))}
     ops: Counter[str] = Counter()
     flops = moved = 0
-    for graph in _graphs(module):
+    for graph in writing.graphs(module):
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
@@ -126,7 +116,9 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
             ops[name] += 1
             if name not in _FREE:
                 flops += _flops(name, node)
-                moved += _bytes_of(_tensors_of_args(node)) + _bytes_of(_tensors(_value(node)))
+                moved += _bytes_of(_tensors_of_args(node)) + _bytes_of(
+                    writing.tensors(_value(node))
+                )
     outputs = [t for node in module.graph.find_nodes(op="output") for t in _tensors_of_args(node)]
     dynamic_dims = _dynamic_dims(placeholders)
     written = _written_inputs(module, placeholders)
@@ -142,7 +134,7 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
         parameter_bytes=_bytes_of(
             t
             for node in placeholders
-            for t in _tensors(_value(node))
+            for t in writing.tensors(_value(node))
             if isinstance(t, torch.nn.Parameter)
         ),
         dynamic=bool(dynamic_dims),
@@ -175,27 +167,12 @@ def op_name(node: fx.Node) -> str:
     return str(getattr(packet, "__name__", packet))
 
 
-def _graphs(module: fx.GraphModule) -> Iterator[fx.Graph]:
-    """The graph and, for higher-order ops, the graphs of their bodies."""
-    for child in module.modules():
-        if isinstance(child, fx.GraphModule):
-            yield child.graph
-
-
 def _value(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
-
-
 def _tensors_of_args(node: fx.Node) -> list[torch.Tensor]:
-    return [tensor for arg in node.all_input_nodes for tensor in _tensors(_value(arg))]
+    return [tensor for arg in node.all_input_nodes for tensor in writing.tensors(_value(arg))]
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -203,7 +180,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _input_fact(node: fx.Node) -> Iterator[TensorFact]:
-    for tensor in _tensors(_value(node)):
+    for tensor in writing.tensors(_value(node)):
         source = str(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type", ""))
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         kind = "parameter" if is_parameter else "buffer" if source else "input"
@@ -226,7 +203,7 @@ def _dynamic_dims(placeholders: list[fx.Node]) -> tuple[str, ...]:
     return tuple(
         f"{node.name}[{index}]"
         for node in placeholders
-        for tensor in _tensors(_value(node))
+        for tensor in writing.tensors(_value(node))
         for index, size in enumerate(tensor.shape)
         if not isinstance(size, int)
     )
@@ -246,67 +223,17 @@ def _written_inputs(module: fx.GraphModule, placeholders: list[fx.Node]) -> tupl
     """Inputs whose memory a node writes into. Fake storages tell which tensors share memory."""
     owners: dict[int, set[int]] = {}
     for index, node in enumerate(placeholders):
-        for tensor in _tensors(_value(node)):
-            if key := _storage(tensor):
+        for tensor in writing.tensors(_value(node)):
+            if key := writing.storage(tensor):
                 owners.setdefault(key, set()).add(index)
     written = {
-        _storage(tensor)
-        for graph in _graphs(module)
+        writing.storage(tensor)
+        for graph in writing.graphs(module)
         for node in graph.nodes
-        for target in _written_args(node)
-        for tensor in _tensors(_value(target))
+        for target in writing.written_by(node)
+        for tensor in writing.tensors(_value(target))
     }
     return tuple(sorted({i for key in written if key in owners for i in owners[key]}))
-
-
-def _written_args(node: fx.Node) -> list[fx.Node]:
-    if node.op not in ("call_function", "call_method"):
-        return []
-    name = op_name(node)
-    candidates: list[Any] = [node.kwargs.get("out")]
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None:
-        pairs = zip(schema.arguments, node.args, strict=False)
-        candidates += [arg for spec, arg in pairs if spec.alias_info and spec.alias_info.is_write]
-    elif node.target in _STATISTICS:
-        candidates += _written_statistics(node)
-    elif (
-        (name.endswith("_") and not name.endswith("__"))
-        or name in _INPLACE_METHODS
-        or node.kwargs.get("inplace")
-        or node.target is operator.setitem
-        or (node.target in _INPLACE_OPERATORS)
-    ):
-        candidates += list(node.args[:1])
-    return [candidate for candidate in candidates if isinstance(candidate, fx.Node)]
-
-
-def _written_statistics(node: fx.Node) -> list[Any]:
-    mean, variance, flag = _STATISTICS[node.target]
-    given = dict(enumerate(node.args))
-    mean_name, variance_name, *flag_names = _STATISTICS_NAMES
-    named = next((node.kwargs[name] for name in flag_names if name in node.kwargs), None)
-    default = node.target is torch.nn.functional.instance_norm  # its use_input_stats is True
-    if not given.get(flag, default if named is None else named):
-        return []
-    return [
-        given.get(mean, node.kwargs.get(mean_name)),
-        given.get(variance, node.kwargs.get(variance_name)),
-    ]
-
-
-_INPLACE = (
-    "iadd isub imul itruediv ifloordiv imod imatmul ipow iand ior ixor ilshift irshift".split()
-)
-_INPLACE_OPERATORS = frozenset(getattr(operator, name) for name in _INPLACE)
-_INPLACE_METHODS = frozenset(f"__{name}__" for name in _INPLACE)
-
-
-def _storage(tensor: torch.Tensor) -> int | None:
-    try:
-        return int(StorageWeakRef(tensor.untyped_storage()).cdata)
-    except (NotImplementedError, RuntimeError):  # subclasses and sparse tensors have none
-        return None
 
 
 def _hint(size: Any) -> int:
@@ -327,7 +254,7 @@ def _bytes_of(tensors: Any) -> int:
 
 def _flops(name: str, node: fx.Node) -> int:
     """An estimate for planning: exact for products, one per output element for the rest."""
-    outputs = _tensors(_value(node))
+    outputs = writing.tensors(_value(node))
     if not outputs:
         return 0
     out = math.prod(_shape(outputs[0]))

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import before_autograd, direct_calls, public_calls, resampled, vocabulary
+from lowering import (
+    before_autograd,
+    direct_calls,
+    from_weights,
+    public_calls,
+    resampled,
+    vocabulary,
+)
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import dump
 from lowering.regions.epilogue import Epilogue
@@ -24,6 +31,7 @@ def compile(request: Request) -> Compiled:
     if request.training:  # autograd runs the graph itself, with gradients of gradients too
         others = tuple(row for row in request.region_rows if row.provider != PROVIDER.name)
         request = replace(request, region_rows=others)
+    request, ahead = from_weights.split(request)
     request, ordered = before_autograd.lower(request)
     if request.dump_folder:
         dump(request.graph, request.dump_folder)
@@ -31,9 +39,10 @@ def compile(request: Request) -> Compiled:
         compiled = _with_library_calls(request)
     else:
         compiled = Compiled(run=request.graph.forward)
-    compiled.regions[:0] = ordered
-    compiled.plain = all(region.left for region in compiled.regions)
-    compiled.run = before_autograd.counted(compiled.run, compiled.regions)
+    compiled.notes += ahead.notes
+    compiled.regions[:0] = [*ahead.regions, *ordered]
+    compiled.plain = not ahead.regions and all(region.left for region in compiled.regions)
+    compiled.run = before_autograd.counted(ahead.of(compiled.run), compiled.regions)
     return compiled
 
 
@@ -89,5 +98,6 @@ PROVIDER = Provider(
     probe=probe,
     compile=compile,
     plans=True,
-    early_regions={"resampling": RegionMaker(_resampled)},
+    # What depends on weights alone runs ahead of whichever provider has the graph.
+    early_regions={"resampling": RegionMaker(_resampled), "from_weights": RegionMaker(None)},
 )

@@ -12,6 +12,7 @@ from torch import fx
 from lowering import (
     before_autograd,
     convolution_inputs,
+    from_weights,
     pooling,
     providers,
     region_pass,
@@ -57,11 +58,12 @@ def compile(request: Request) -> Compiled:
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    request, ahead = from_weights.split(request)
     request, ordered = before_autograd.lower(request)
     config = config_of(request)
     if request.dump_folder:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
-    regions = list(ordered)
+    regions = [*ahead.regions, *ordered]
     more: dict[str, Any] = {}
     inner_compile: Any = compile_fx_inner
     takes_regions, autocast = bool(request.region_rows or request.only_plan), _autocast(request)
@@ -81,8 +83,10 @@ def compile(request: Request) -> Compiled:
         config_patches=config or None,
         **more,
     )
-    notes = _skipped_cuda_graphs(skips, _cuda_graph_skips())
-    return Compiled(run=before_autograd.counted(run, regions), regions=regions, notes=notes)
+    notes = [*ahead.notes, *_skipped_cuda_graphs(skips, _cuda_graph_skips())]
+    return Compiled(
+        run=before_autograd.counted(ahead.of(run), regions), regions=regions, notes=notes
+    )
 
 
 def _cuda_graph_skips() -> int:

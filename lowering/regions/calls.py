@@ -16,6 +16,12 @@ def name_of(node: Any) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
+def has_transforms(graph: fx.Graph) -> bool:
+    """Does it hold parts of `torch.func` (vmap, jvp)?"""
+    modules = (getattr(node.target, "__module__", None) or "" for node in graph.nodes)
+    return any("functorch" in module for module in modules)
+
+
 def arguments(node: fx.Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Every argument by its name, given or not."""
     given = dict(zip(names, node.args, strict=False))

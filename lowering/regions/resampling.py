@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from lowering.capability import Work
 from lowering.graphs import hint
-from lowering.regions.calls import arguments, dtype_name, value_of
+from lowering.regions.calls import arguments, dtype_name, has_transforms, value_of
 
 _NEAREST = ("nearest", "nearest-exact")
 _INTERPOLATED = {
@@ -55,18 +55,12 @@ class Resampling:
 
 
 def find(graph: fx.Graph) -> Iterator[Resampling]:
-    if _transforms(graph):
+    if has_transforms(graph):  # our operators have no rules for them
         return
     for node in list(graph.nodes):
         match = read(node)
         if match is not None and _is_plain(match):
             yield match
-
-
-def _transforms(graph: fx.Graph) -> bool:
-    """Does it hold parts of `torch.func` (vmap, jvp), for which our operators have no rules?"""
-    modules = (getattr(node.target, "__module__", None) or "" for node in graph.nodes)
-    return any("functorch" in module for module in modules)
 
 
 def read(node: fx.Node) -> Resampling | None:

@@ -145,18 +145,11 @@ def test_functional_spellings(place: str) -> None:
 def test_what_is_not_taken(place: str) -> None:
     def spelled(m: Any, x: Tensor, w: Tensor) -> list[Tensor]:
         return [
-            m.transposed(x),
-            m.volume(x.unsqueeze(0)),
             functional.conv2d(x, w),
             functional.conv2d(x, m.w * 2),
         ]
 
-    model = Of(
-        spelled,
-        transposed=nn.ConvTranspose2d(4, 8, 3),
-        volume=nn.Conv3d(2, 4, (1, 3, 3)),
-        w=weight(8, 4, 3, 3),
-    )
+    model = Of(spelled, w=weight(8, 4, 3, 3))
     compiled = compile_in(place, model)
     hold(compiled, model, image(), torch.randn(8, 4, 3, 3))
     assert_regions(compiled)
