@@ -88,8 +88,9 @@ def get_ready(folder: Path) -> None:
 
 
 def described() -> str:
-    """Who would be measured, in one text: a part of what a profile holds for."""
-    return "\n".join(f"{' '.join(key)} {_versions[key]()}" for key in sorted(_versions))
+    """Who would be measured, and on what, in one text: a part of what a profile holds for."""
+    who = [f"{' '.join(key)} {_versions[key]()}" for key in sorted(_versions)]
+    return "\n".join([*who, repr((_INPUTS, _OUTPUTS, _ROWS, _CONVS))])
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -97,12 +98,12 @@ def described() -> str:
 # Weights past the second-level cache, as those of real models are; calls of some milliseconds.
 _INPUTS, _OUTPUTS = 1024, 4096
 _ROWS = {"vector": 1, "small": 8, "large": 128}
-_SIDE = 56
-# shape -> input channels, output channels, kernel, groups
+# shape -> input channels, output channels, kernel, groups, side of the image. A depthwise kernel does
+# so little that a large image would measure the memory, which is the same for everybody.
 _CONVS = {
-    "pointwise": (64, 256, 1, 1),
-    "spatial": (64, 64, 3, 1),
-    "depthwise": (128, 128, 3, 128),
+    "pointwise": (64, 256, 1, 1, 56),
+    "spatial": (64, 64, 3, 1, 56),
+    "depthwise": (128, 128, 3, 128, 28),
 }
 
 
@@ -117,9 +118,10 @@ def problem(kind: str, dtype: str, shape: str, threads: int) -> Gemm | Conv:
     if kind == "gemm":
         x = filled(_ROWS[shape], _INPUTS)
         return Gemm(x, filled(_OUTPUTS, _INPUTS), filled(_OUTPUTS), threads)
-    channels, outputs, kernel, groups = _CONVS[shape]
+    channels, outputs, kernel, groups, side = _CONVS[shape]
     return Conv(
-        x=filled(1, channels, _SIDE, _SIDE),
+        # Channels last, as images lie between the convolutions of a lowered graph.
+        x=filled(1, side, side, channels).permute(0, 3, 1, 2),
         weight=filled(outputs, channels // groups, kernel, kernel),
         bias=filled(outputs),
         padding=(kernel // 2, kernel // 2),

@@ -155,9 +155,7 @@ class _Values:
 
     def __call__(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         weights = tuple([args[i] for i in self._positions])
-        kept: tuple[Tensor, ...] = self._kept.get(
-            weights, tuple(map(id, weights)), lambda: self._computed(weights)
-        )
+        kept: tuple[Tensor, ...] = self._kept.get(weights, (), lambda: self._computed(weights))
         return kept
 
     def _computed(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
