@@ -98,8 +98,8 @@ def described() -> str:
 # Weights past the second-level cache, as those of real models are; calls of some milliseconds.
 _INPUTS, _OUTPUTS = 1024, 4096
 _ROWS = {"vector": 1, "small": 8, "large": 128}
-# shape -> input channels, output channels, kernel, groups, side of the image. A depthwise kernel does
-# so little that a large image would measure the memory, which is the same for everybody.
+# shape -> input channels, output channels, kernel, groups, side of the image. A depthwise kernel
+# does so little that a large image would measure the memory, which is the same for everybody.
 _CONVS = {
     "pointwise": (64, 256, 1, 1, 56),
     "spatial": (64, 64, 3, 1, 56),

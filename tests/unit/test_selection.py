@@ -140,7 +140,8 @@ def test_a_small_graph_stays_with_eager() -> None:
 
 OURS = {"attention:mha", "convolution:openmp", "linear:openmp"}
 PRODUCTS = {"product:openmp"}  # of two tensors that both may change, so in training as well
-ONEDNN = {"convolution:mkldnn", "linear:mkldnn"}
+IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
+ONEDNN = {*IMAGES, "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
 SAMPLED = {"resampling:eager"}  # likewise, and from O2 on in training
 AHEAD = {"from_weights:eager"}  # not in training, where weights change in every step
@@ -161,9 +162,9 @@ IPEX = {"attention:ipex", "convolution:ipex", "linear:ipex"}
         (EPYC, "O2", False, "openmp", {"attention:mha", *ONEDNN, *OTHERS}),
         (EPYC, "O2", False, "mkldnn,openmp,mha", OTHERS),
         (EPYC, "O2", False, "mkldnn,openmp,mha,mkl,nnpack,opt_einsum", SAMPLED | AHEAD),
-        (CPU_ONLY, "O2", False, "", {*OURS, "convolution:mkldnn", *OTHERS}),
-        (CPU_ONLY, "O1", False, "", {"convolution:mkldnn", *OTHERS}),
-        (MAC, "O2", False, "", {*OURS, "convolution:mkldnn", *OTHERS}),
+        (CPU_ONLY, "O2", False, "", {*OURS, *IMAGES, *OTHERS}),
+        (CPU_ONLY, "O1", False, "", {*IMAGES, *OTHERS}),
+        (MAC, "O2", False, "", {*OURS, *IMAGES, *OTHERS}),
         (TORCH_28, "O1", False, "", {*IPEX, *ONEDNN, *OTHERS}),
         (TORCH_28, "O2", False, "ipex", {*OURS, *PRODUCTS, *ONEDNN, *OTHERS}),
         (TORCH_28, "O2", False, "mkldnn,openmp,mha", {*IPEX, *OTHERS}),
