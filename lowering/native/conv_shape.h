@@ -5,7 +5,8 @@
 
 namespace kd {
 
-// Input [n][h][w][ci], output [n][oh][ow][co]; ci and co are totals over all groups.
+// Input [n][h][w][ci], output [n][oh][ow][co]; ci and co are totals over all groups. Padding is that
+// above and to the left; how much there is below and to the right follows from the output's size.
 struct ConvShape {
   int64_t n, h, w, ci, co, kh, kw, sh, sw, ph, pw, dh, dw, groups, oh, ow;
 
@@ -16,7 +17,7 @@ struct ConvShape {
   int64_t values() const { return pixels() * co; }
   // Each output pixel depends on one input pixel, the one at the same place.
   bool pointwise() const {
-    return kh == 1 && kw == 1 && sh == 1 && sw == 1 && ph == 0 && pw == 0;
+    return kh == 1 && kw == 1 && sh == 1 && sw == 1 && ph == 0 && pw == 0 && oh == h && ow == w;
   }
 };
 

@@ -70,6 +70,17 @@ PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const Nor
   });
 }
 
+struct Sides {
+  int64_t top, left, bottom, right;
+};
+
+// One number for both sides of a dimension, or first those before it and then those behind it.
+Sides sides_of(at::IntArrayRef padding, bool flat) {
+  if (flat) return {0, padding[(padding.size() - 1) / 2], 0, padding.back()};
+  if (padding.size() == 4) return {padding[0], padding[1], padding[2], padding[3]};
+  return {padding.front(), padding.back(), padding.front(), padding.back()};
+}
+
 // A 1-D convolution is a 2-D one on images with one row.
 ConvShape shape_of(at::IntArrayRef image, const Tensor& weight, at::IntArrayRef stride,
                    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
@@ -79,10 +90,11 @@ ConvShape shape_of(at::IntArrayRef image, const Tensor& weight, at::IntArrayRef 
   s.co = weight.size(0), s.groups = groups;
   s.kh = flat ? 1 : weight.size(2), s.kw = weight.size(-1);
   s.sh = flat ? 1 : stride.front(), s.sw = stride.back();
-  s.ph = flat ? 0 : padding.front(), s.pw = padding.back();
+  const Sides sides = sides_of(padding, flat);
+  s.ph = sides.top, s.pw = sides.left;
   s.dh = flat ? 1 : dilation.front(), s.dw = dilation.back();
-  s.oh = (s.h + 2 * s.ph - s.dh * (s.kh - 1) - 1) / s.sh + 1;
-  s.ow = (s.w + 2 * s.pw - s.dw * (s.kw - 1) - 1) / s.sw + 1;
+  s.oh = (s.h + sides.top + sides.bottom - s.dh * (s.kh - 1) - 1) / s.sh + 1;
+  s.ow = (s.w + sides.left + sides.right - s.dw * (s.kw - 1) - 1) / s.sw + 1;
   return s;
 }
 
@@ -203,7 +215,7 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
 }
 
 // Tensors, integers and numbers of each layer, one layer after the other.
-constexpr size_t kTensors = 6, kIntegers = 9, kNumbers = 3;
+constexpr size_t kTensors = 6, kIntegers = 11, kNumbers = 3;
 
 Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
                     at::IntArrayRef integers, at::ArrayRef<double> numbers,
@@ -221,8 +233,8 @@ Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
     const auto of_layer = integers.slice(i * kIntegers, kIntegers);
     const double* number = &numbers[i * kNumbers];
     layers.push_back({tensor(0), tensor(1), {tensor(2), tensor(3), tensor(4), tensor(5), number[0]},
-                      of_layer.slice(0, 2), of_layer.slice(2, 2), of_layer.slice(4, 2), of_layer[6],
-                      of_layer[7], number[1], number[2], of_layer[8] != 0});
+                      of_layer.slice(0, 2), of_layer.slice(2, 4), of_layer.slice(6, 2), of_layer[8],
+                      of_layer[9], number[1], number[2], of_layer[10] != 0});
   }
   return like_input(all_of(layers, as_image(x), {before, times, after}), x);
 }

@@ -42,10 +42,9 @@ def _convolution(
     *_: object,
 ) -> torch.Tensor:
     kernel = weight.shape[2:]
-    spatial = [
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
-    ]
+    before, behind = padding[: len(kernel)], padding[-len(kernel) :]
+    sizes = zip(x.shape[2:], kernel, stride, before, behind, dilation, strict=True)
+    spatial = [(size + p + q - d * (k - 1) - 1) // s + 1 for size, k, s, p, q, d in sizes]
     # Channels last in memory, also for images with one row (1-D).
     dims = (*range(2, x.dim()), 1)
     out = x.new_empty((x.shape[0], *spatial, weight.shape[0]))
@@ -58,11 +57,12 @@ def _convolutions(
     integers: Sequence[int],
     *_: object,
 ) -> torch.Tensor:
-    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 9, strict=True), strict=True):
+    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 11, strict=True), strict=True):
         assert weight is not None, "a convolution without a weight"
         spatial = slice(2 - (x.dim() - 2), 2)  # the last one only, where images have one row
-        steps = (sizes[0:2][spatial], sizes[2:4][spatial], sizes[4:6][spatial])
-        x = _convolution(x, weight, None, None, None, None, None, 0.0, *steps)
+        stride, top_left, bottom_right, dilation = (sizes[i : i + 2][spatial] for i in (0, 2, 4, 6))
+        padding = (*top_left, *bottom_right)
+        x = _convolution(x, weight, None, None, None, None, None, 0.0, stride, padding, dilation)
     return x
 
 

@@ -121,6 +121,42 @@ def test_changed_weights_show() -> None:
         hold(compiled, model, x, where=f"after layer {index} changed")
 
 
+@pytest.mark.parametrize("around", [(0, 1, 0, 1), (2, 1), (1, 0, 0, 3), (0, 0, 2, 2)], ids=str)
+def test_zeros_around_an_image_are_the_convolutions(around: tuple[int, ...]) -> None:
+    """As models from TensorFlow have them; the padding is gone, and the pair is one."""
+    x = torch.randn(1, 16, 41, 40)
+    layers = {"first": nn.Conv2d(16, 48, 1), "second": nn.Conv2d(48, 48, 3, 2, 1, groups=48)}
+    model = Of(lambda self, x: self.second(functional.pad(self.first(x).relu(), around)), **layers)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert calls(compiled, x) == ["openmp_convolutions"]
+    assert_regions(compiled, ("convolution", "openmp", 2, 4))
+
+
+@pytest.mark.parametrize("around", [(1, 1, 1, 1, 1, 1), (-1, 1), (1, 1)], ids=str)
+def test_other_padding_stays(around: tuple[int, ...]) -> None:
+    """Around channels, negative, of ones."""
+    x = torch.randn(1, 16, 41, 40)
+    channels = 18 if len(around) == 6 else 16
+    value = 1.0 if around == (1, 1) else 0.0
+    layer = nn.Conv2d(channels, 32, 3)
+    model = Of(lambda self, x: self.layer(functional.pad(x, around, value=value)), layer=layer)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert_regions(compiled, ("convolution", "openmp", 1, 1))
+
+
+def test_padded_images_with_other_readers_and_lines() -> None:
+    def spelled(self: Any, x: Tensor, lines: Tensor) -> list[Tensor]:
+        padded = functional.pad(x, (1, 2, 0, 1))
+        return [self.image(padded), padded.relu(), self.line(functional.pad(lines, (4, 0)))]
+
+    model = Of(spelled, image=nn.Conv2d(16, 32, 3), line=nn.Conv1d(8, 32, 5))
+    compiled = compile_at("O2", model)
+    hold(compiled, model, torch.randn(2, 16, 20, 20), torch.randn(2, 8, 50))
+    assert_regions(compiled, ("convolution", "openmp", 2, 2))
+
+
 def test_half_precision_in_float32() -> None:
     x = torch.randn(1, 16, 40, 40, dtype=torch.float16)
     model = used(block(4), x.float()).half()

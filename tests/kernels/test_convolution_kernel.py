@@ -246,3 +246,37 @@ def test_half_precision_weights() -> None:
         same = tuple(t.float() for t in narrow_norm)
         wide = expected(problem, x.double(), narrow.double(), None, tuple(t.double() for t in same))
         assert_contract(got, expected(problem, x, narrow.float(), None, same), wide, str(dtype))
+
+
+UNEVEN = {
+    "below and to the right": Problem(2, 6, (9, 11), 8, (3, 3), (2, 2)),
+    "pointwise": Problem(1, 5, (6, 7), 8, (1, 1)),
+    "depthwise": Problem(1, 20, (9, 12), 20, (5, 5), (2, 2), groups=20),
+    "beyond the kernel": Problem(1, 4, (5, 5), 6, (2, 2)),
+    "1-D": Problem(2, 5, (23,), 9, (4,)),
+    "1-D depthwise": Problem(2, 20, (15,), 20, (4,), groups=20),
+}
+
+
+@pytest.mark.parametrize("winograd", [False, True])
+@pytest.mark.parametrize("problem", UNEVEN.values(), ids=UNEVEN.keys())
+def test_sides_with_paddings_of_their_own(problem: Problem, winograd: bool) -> None:
+    x, w = problem.tensors()
+    dims = len(problem.kernel)
+    before, behind = [0, 2][-dims:], [3, 1][-dims:]
+    stride, _, dilation, groups = problem.geometry()
+    if winograd:
+        if dims == 1 or groups > 1:
+            pytest.skip("Winograd's tiles are of ungrouped 3x3 convolutions")
+        w, stride = torch.randn(problem.out, problem.channels, 3, 3), [1, 1]
+    got = kernels().openmp_convolution(
+        x, w, None, *(None,) * 4, 0.0, stride, [*before, *behind], dilation, groups,
+        *(None,) * 3, 0, 0.0, 0.0, winograd,
+    )  # fmt: skip
+    convolve = functional.conv1d if dims == 1 else functional.conv2d
+    around = [n for pair in zip(before[::-1], behind[::-1], strict=True) for n in pair]
+
+    def plain(x: Tensor, w: Tensor) -> Tensor:
+        return convolve(functional.pad(x, around), w, None, stride, 0, dilation, groups)
+
+    assert_contract(got, plain(x, w), plain(x.double(), w.double()), "padded unevenly")

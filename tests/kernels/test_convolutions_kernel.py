@@ -127,10 +127,11 @@ def together(chain: list[Problem], x: Tensor, layers: list[dict[str, Any]], besi
     integers: list[int] = []
     numbers: list[float] = []
     for problem, layer in zip(chain, layers, strict=True):
-        *spatial, groups = problem.geometry()
+        stride, padding, dilation, groups = problem.geometry()
         _, a, b = ACTIVATIONS[layer["activation"]]
         tensors += [layer["weight"], layer["bias"], *layer["norm"]]
-        integers += [number for pair in spatial for number in pair * (2 // len(pair))]
+        for numbers_of in (stride, padding, padding, dilation):
+            integers += numbers_of * (2 // len(numbers_of))
         integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0]
         numbers += [1e-3, a, b]
     return kernels().openmp_convolutions(x, tensors, integers, numbers, *beside)
@@ -192,4 +193,4 @@ def test_a_changed_weight_shows_in_the_next_call() -> None:
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     x, weight = CHAINS["expand, depthwise"][0].tensors()
     with pytest.raises(RuntimeError, match="each of 1 convolutions needs 6 tensors"):
-        kernels().openmp_convolutions(x, [weight], [1] * 9, [0.0] * 3, None, None, None)
+        kernels().openmp_convolutions(x, [weight], [1] * 11, [0.0] * 3, None, None, None)
