@@ -6,6 +6,7 @@
 #if defined(__AVX512BF16__)
 
 #include <cstring>
+#include <utility>
 
 #include "blocked.h"
 #include "elements.h"

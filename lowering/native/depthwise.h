@@ -2,6 +2,8 @@
 // Channels are the lanes.
 #pragma once
 
+#include <utility>
+
 #include "blocked.h"
 #include "conv_shape.h"
 

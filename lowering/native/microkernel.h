@@ -1,8 +1,6 @@
 // The innermost loops of a matrix product: a tile of the output that stays in registers.
 #pragma once
 
-#include <utility>
-
 #include "epilogue.h"
 
 namespace kd {
@@ -114,85 +112,11 @@ struct Sums {
   }
 };
 
-// How a vector of the output, or of what lies beside it, is read and written.
-struct WholeVectors {
-  __attribute__((always_inline)) vec get(const float* p) const { return load(p); }
-  __attribute__((always_inline)) void put(float* p, vec v) const { store(p, v); }
-};
-struct CutVectors {
-  int lanes;
-  __attribute__((always_inline)) vec get(const float* p) const { return load_first(p, lanes); }
-  __attribute__((always_inline)) void put(float* p, vec v) const { store_first(p, v, lanes); }
-};
-
-// Some columns of the sums: the epilogue, if it is due, and to memory.
-template <int first, int count, class Memory, int rows, int width>
-__attribute__((always_inline)) static inline void finish_columns(Sums<rows, width>& sums, float* c,
-                                                                 int64_t ldc, const Epilogue& e,
-                                                                 const Finish& finish,
-                                                                 const Memory& memory) {
-  const auto each = [&](const auto& change) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-      for (int j = first; j < first + count; j++)
-        sums.at[i][j] = change(sums.at[i][j], i, j * kLanes);
-  };
-  if (finish.accumulate)
-    each([&](vec v, int i, int j) { return v + memory.get(c + i * ldc + j); });
-  if (finish.last) {
-    if (e.bias) each([&](vec v, int, int j) { return v + memory.get(e.bias + j); });
-    if (e.before)
-      each([&](vec v, int i, int j) { return v + memory.get(e.before + i * e.ld_before + j); });
-    const vec low = splat(finish.low), high = splat(finish.high);
-    each([&](vec v, int, int) { return clamp(v, low, high); });
-    if (e.times)
-      each([&](vec v, int i, int j) { return v * memory.get(e.times + i * e.ld_times + j); });
-    if (e.after)
-      each([&](vec v, int i, int j) { return v + memory.get(e.after + i * e.ld_after + j); });
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-    for (int j = first; j < first + count; j++) memory.put(c + i * ldc + j * kLanes, sums.at[i][j]);
-}
-
 // The activation of the epilogue, if it is due, is no more than the limits in `finish`.
-template <int rows, int width>
-void multiply_tile(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
-                   const Epilogue& e, const Finish& finish) {
-  Sums<rows, width> sums(depth, left, right, finish.ahead);
-  if (finish.last_lanes == kLanes) {
-    finish_columns<0, width>(sums, c, ldc, e, finish, WholeVectors{});
-  } else {
-    finish_columns<0, width - 1>(sums, c, ldc, e, finish, WholeVectors{});
-    finish_columns<width - 1, 1>(sums, c, ldc, e, finish, CutVectors{finish.last_lanes});
-  }
-}
-
 using Tile = void (*)(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
                       const Epilogue& e, const Finish& finish);
 
-template <int width, int... rows_less_one>
-static inline Tile tile_of_width(int rows, std::integer_sequence<int, rows_less_one...>) {
-  static constexpr Tile tiles[] = {multiply_tile<rows_less_one + 1, width>...};
-  return tiles[rows - 1];
-}
-
-static inline Tile tile_of(int rows, int width) {
-  switch (width) {
-    case 1:
-      return tile_of_width<1>(rows, std::make_integer_sequence<int, kTileRows[1]>());
-    case 2:
-      return tile_of_width<2>(rows, std::make_integer_sequence<int, kTileRows[2]>());
-#if defined(__AVX2__) || defined(__aarch64__)
-    case 3:
-      return tile_of_width<3>(rows, std::make_integer_sequence<int, kTileRows[3]>());
-#endif
-    default:
-      return tile_of_width<kTileWidth>(rows,
-                                       std::make_integer_sequence<int, kTileRows[kTileWidth]>());
-  }
-}
+// Of so many rows and vectors; both within the limits above.
+Tile tile_of(int rows, int width);
 
 }  // namespace kd
