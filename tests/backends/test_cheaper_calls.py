@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lowering import direct_calls, public_calls
 from lowering.packing import PackedWeights, Place
 from lowering.providers import mkldnn
+from lowering.targets.cuda import torch_minor
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.regions import assert_regions, compile_in, region_rows
 
@@ -166,7 +167,9 @@ def test_a_public_function_computes_what_the_operator_does(case: Any) -> None:
     wanted = run(graph, tensors)
     public_calls.use(graph)
     graph.lint()
-    assert not isinstance(called(graph).target, OpOverload)
+    # Brackets of torch 2.8 reach the dispatcher with other arguments, so some operators stay.
+    stays = case[0] in (aten.slice.Tensor, aten.index.Tensor) and torch_minor() < (2, 9)
+    assert stays or not isinstance(called(graph).target, OpOverload)
     got = run(graph, tensors)
     for one, other in zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
