@@ -16,6 +16,7 @@ from torch import fx
 
 from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
+from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights, Place
 from lowering.providers import mkldnn_transposed
 from lowering.regions.convolution import Convolution
@@ -235,12 +236,8 @@ def fold_norm(
     plain = weight.detach()
     if not norm:
         return plain.to(dtype).contiguous(), None if bias is None else bias.detach().to(dtype)
-    gain, offset, mean, var = (None if t is None else t.detach().double() for t in norm)
-    assert mean is not None and var is not None
-    factor = (var + eps).rsqrt() if gain is None else gain / (var + eps).sqrt()
-    shift = ((0.0 if bias is None else bias.detach().double()) - mean) * factor
+    factor, shift = factor_and_shift(bias, norm, eps)
     scaled = plain.double() * factor.reshape(-1, *[1] * (weight.dim() - 1))
-    shift = shift if offset is None else shift + offset
     return scaled.to(dtype).contiguous(), shift.to(dtype)
 
 

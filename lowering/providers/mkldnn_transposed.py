@@ -10,6 +10,7 @@ from torch import fx
 
 from lowering import observing
 from lowering.contract import RegionMaker
+from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights
 from lowering.regions.epilogue import Abilities, Epilogue
 from lowering.regions.transposed_convolution import TransposedConvolution
@@ -44,9 +45,9 @@ def _transposed_convolution(
     dtype = input.dtype
     if not input.numel():  # oneDNN has no empty images
         observing.region_ran("transposed_convolution", "eager")
-        return _meta(
-            input, weight, bias, norm, eps, stride, padding, output_padding, dilation, groups
-        )
+        plain = (input, weight.to(dtype), None, stride, padding, dilation, True, output_padding)
+        out = torch.convolution(*plain, groups)  # empty as well, or eager's own error
+        return out.contiguous(memory_format=channels_last(out))
     geometry = (padding, output_padding, stride, dilation, groups)
     parts = tuple(t for t in (weight, bias, *norm) if t is not None)
 
@@ -76,15 +77,12 @@ def _folded(
     plain = weight.detach()
     if not norm:
         return plain, None if bias is None else bias.detach()
-    gain, offset, mean, var = (None if t is None else t.detach().double() for t in norm)
-    assert mean is not None and var is not None
-    factor = (var + eps).rsqrt() if gain is None else gain / (var + eps).sqrt()
-    shift = ((0.0 if bias is None else bias.detach().double()) - mean) * factor
+    factor, shift = factor_and_shift(bias, norm, eps)
     # Outputs are the second dimension, and inputs the first: of all groups.
     inputs, outputs, *kernel = plain.shape
     by_group = plain.double().reshape(groups, inputs // groups, outputs, *kernel)
     scaled = by_group * factor.reshape(groups, 1, outputs, *[1] * len(kernel))
-    return scaled.reshape(plain.shape).float(), shift if offset is None else shift + offset
+    return scaled.reshape(plain.shape), shift
 
 
 def _meta(

@@ -90,6 +90,20 @@ def test_sizes_that_change_and_no_image_at_all() -> None:
         hold(compiled, model, torch.randn(batch, 8, size, size + 1))
 
 
+def test_an_image_without_rows_is_eagers_error() -> None:
+    """Its output would not be empty, so nothing may come of it."""
+    model = nn.ConvTranspose2d(8, 6, 4, 2, 1).eval()
+    compiled = compile_at("O2", model, dynamic=True)
+    hold(compiled, model, torch.randn(2, 8, 7, 9))
+    none = torch.randn(2, 8, 0, 5)
+    for run in (model, compiled):
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            run(none)
+    arguments = (none, model.weight, None, [], 0.0, [2, 2], [1, 1], [0, 0], [1, 1], 1)
+    with pytest.raises(RuntimeError):
+        torch.ops.kernel_dispatch.mkldnn_transposed_convolution(*arguments, "none", "", [])
+
+
 @every_level
 def test_what_it_does_not_take_stays_torchs(level: str) -> None:
     lines = nn.ConvTranspose1d(8, 6, 4, 2).eval()
