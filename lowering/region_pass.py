@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import convolution_chains, outputs, providers
+from lowering import convolution_chains, linear_groups, outputs, providers
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
 from lowering.graphs import erase_dead, place
@@ -42,6 +42,7 @@ _REGIONS = {
     "norm": norm,
     "gated": gated,
 }
+_OUR_LINEARS = ("linear", "openmp")
 # Their results may lie in memory in another way than torch's.
 _LAY_OUT_OTHERWISE = ("convolution", "transposed_convolution", "attention", "rope")
 
@@ -213,4 +214,7 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     if any(region.name in _LAY_OUT_OTHERWISE for region in moved):
         outputs.put_back(module, strides, stands_for)
     convolution_chains.join(module.graph)
+    if linear_groups.join(module.graph):
+        (linears,) = [region for region in taken if (region.name, region.provider) == _OUR_LINEARS]
+        linears.detail = _with(linears.detail, ["shared_input"])
     return taken

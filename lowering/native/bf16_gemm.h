@@ -192,18 +192,15 @@ static inline void multiply_item(const Product& p, const Grid& grid, int64_t ite
   }
 }
 
-// Rows of `a` and of `c` are k and n long.
-static inline void gemm(int64_t m, int64_t n, int64_t k, const BFloat16* a, const float* packed_b,
-                        BFloat16* c, const PairEpilogue& e, int threads) {
-  if (m == 0 || n == 0) return;
-  const Product product{m, n, k, PairRows{a, k}, packed_b, c, n, e};
-  const int64_t pairs = pairs_of(k);
-  threads = useful_threads(threads, static_cast<double>(m) * n * pairs, kWorkPerThread);
-  const Grid grid =
-      grid_of(m, n, pairs, threads, MatrixRows::kMaking, PackedColumns::kMaking);
-  for_each_item(grid.items(), threads,
-                [&](int64_t item) { multiply_item(product, grid, item); });
-}
+struct InBFloat16 {
+  using Element = BFloat16;
+  static int64_t depth(int64_t k) { return pairs_of(k); }
+  static void multiply(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t k,
+                       const BFloat16* x, const float* weight, BFloat16* out, int64_t ld,
+                       const PairEpilogue& e) {
+    multiply_item(Product{m, n, k, PairRows{x, k}, weight, out, ld, e}, grid, item);
+  }
+};
 
 }  // namespace kd::bf16
 

@@ -1,4 +1,4 @@
-// Matrix products with fused epilogues.
+// The operands of a product with a weight that was packed ahead.
 #pragma once
 
 #include "blocked.h"
@@ -31,18 +31,5 @@ struct PackedColumns {
     return {packed + panel * kLanes * k + from * kLanes, k * kLanes, kLanes};
   }
 };
-
-static inline void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-                        const float* packed_b, float* c, int64_t ldc, const Epilogue& e,
-                        int threads) {
-  if (m == 0 || n == 0) return;
-  threads = useful_threads(threads, static_cast<double>(m) * n * k, kWorkPerThread);
-  const MatrixRows rows{a, lda};
-  const PackedColumns columns{packed_b, k};
-  const Grid grid = grid_of(m, n, k, threads, rows.kMaking, columns.kMaking);
-  for_each_item(grid.items(), threads, [&](int64_t item) {
-    multiply_item(grid, item, m, n, k, rows, columns, c, ldc, e);
-  });
-}
 
 }  // namespace kd

@@ -6,7 +6,7 @@
 
 #include "bf16_gemm.h"
 #include "counters.h"
-#include "gemm.h"
+#include "linear_group.h"
 #include "tensors.h"
 #include "weights.h"
 
@@ -26,42 +26,6 @@ PackedPtr packed_linear(const Tensor& weight, bool in_out) {
   });
 }
 
-// What a linear layer of one kind of numbers is made of.
-struct InFloats {
-  using Element = float;
-  static Tensor converted(const Tensor& bias) { return as_float(bias); }
-  static constexpr auto packed = packed_linear;
-  static void compute(int64_t m, int64_t n, int64_t k, const float* x, const float* weight,
-                      float* out, const Epilogue& epilogue) {
-    gemm(m, n, k, x, k, weight, out, n, epilogue, threads());
-  }
-};
-
-template <class Kind>
-Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-              const OptionalTensor& before, const OptionalTensor& times,
-              const OptionalTensor& after, int64_t act, double a, double b, bool in_out) {
-  using Element = typename Kind::Element;
-  using Rows = BesideOf<Element>;
-  const int64_t k = weight.size(in_out ? 0 : 1), n = weight.size(in_out ? 1 : 0);
-  const Tensor rows = x.contiguous();
-  at::DimVector shape(x.sizes());
-  shape.back() = n;
-  Tensor out = at::empty(shape, x.options());
-  if (out.numel() == 0) return out;
-  const int64_t m = out.numel() / n;
-  const auto plain = at::MemoryFormat::Contiguous;
-  const Rows left(before, plain), factor(times, plain), right(after, plain);
-  const Tensor columns = Kind::converted(or_undefined(bias));
-  const Element* bias_data = columns.defined() ? numbers_of<Element>(columns) : nullptr;
-  const auto packed = Kind::packed(weight, in_out);
-  Kind::compute(m, n, k, numbers_of<Element>(rows), packed->weight.data(),
-                static_cast<Element*>(out.mutable_data_ptr()),
-                epilogue_of(bias_data, left, factor, right, n, act, a, b));
-  count(kLinear);
-  return out;
-}
-
 #if defined(__AVX512BF16__)
 // A wider weight is rounded, as a graph that casts it (autocast) would do in every call.
 PackedPtr packed_linear_bf16(const Tensor& weight, bool in_out) {
@@ -75,37 +39,155 @@ PackedPtr packed_linear_bf16(const Tensor& weight, bool in_out) {
     return packed;
   });
 }
+#endif
 
-struct InBFloat16 {
-  using Element = BFloat16;
+// A kind of numbers, with what the weights and biases of such layers become.
+struct LinearInFloats : InFloats {
+  static Tensor converted(const Tensor& bias) { return as_float(bias); }
+  static constexpr auto packed = packed_linear;
+};
+
+#if defined(__AVX512BF16__)
+struct LinearInBFloat16 : bf16::InBFloat16 {
   static Tensor converted(const Tensor& bias) {
     return bias.defined() ? bias.to(at::kBFloat16).contiguous() : bias;
   }
   static constexpr auto packed = packed_linear_bf16;
-  static void compute(int64_t m, int64_t n, int64_t k, const Element* x, const float* weight,
-                      Element* out, const EpilogueOf<Element>& epilogue) {
-    bf16::gemm(m, n, k, x, weight, out, epilogue, threads());
-  }
 };
 #endif
+
+// One layer, as the graph describes it.
+struct Described {
+  Tensor weight;
+  OptionalTensor bias, before, times, after;
+  int64_t act = 0;
+  double a = 0, b = 0;
+  bool in_out = false;
+  std::optional<size_t> gate = std::nullopt;  // the layer that `times` is, which is no result then
+
+  int64_t inner() const { return weight.size(in_out ? 0 : 1); }
+  int64_t outer() const { return weight.size(in_out ? 1 : 0); }
+};
+
+// A layer with its weight packed and what it reads in the form in which it is read.
+template <class Kind>
+struct Prepared {
+  using Element = typename Kind::Element;
+  using Rows = BesideOf<Element>;
+  static constexpr auto kPlain = at::MemoryFormat::Contiguous;
+  int64_t n;
+  Rows before, times, after;
+  Tensor bias;
+  PackedPtr packed;
+  EpilogueOf<Element> epilogue;
+
+  explicit Prepared(const Described& layer)
+      : n(layer.outer()), before(layer.before, kPlain), times(layer.times, kPlain),
+        after(layer.after, kPlain), bias(Kind::converted(or_undefined(layer.bias))),
+        packed(Kind::packed(layer.weight, layer.in_out)),
+        epilogue(epilogue_of(bias.defined() ? numbers_of<Element>(bias) : nullptr, before, times,
+                             after, n, layer.act, layer.a, layer.b)) {}
+};
+
+template <class Kind>
+std::vector<Tensor> computed(const Tensor& x, at::ArrayRef<Described> layers) {
+  using Element = typename Kind::Element;
+  const Tensor rows = x.contiguous();
+  const int64_t m = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+  std::vector<bool> is_gate(layers.size());
+  for (const Described& layer : layers)
+    if (layer.gate) is_gate[*layer.gate] = true;
+  std::vector<Prepared<Kind>> prepared(layers.begin(), layers.end());
+  std::vector<LinearLayer<Element>> group;
+  std::vector<Tensor> results;
+  at::DimVector shape(x.sizes());
+  for (size_t i = 0; i < layers.size(); i++) {
+    if (is_gate[i]) continue;
+    const Prepared<Kind>& layer = prepared[i];
+    shape.back() = layer.n;
+    results.push_back(at::empty(shape, x.options()));
+    auto* const out = static_cast<Element*>(results.back().mutable_data_ptr());
+    if (results.back().numel() == 0) continue;
+    group.push_back({layer.n, layer.packed->weight.data(), layer.epilogue, out});
+    if (!layers[i].gate) continue;
+    group.back().gate = prepared[*layers[i].gate].packed->weight.data();
+    group.back().gate_epilogue = prepared[*layers[i].gate].epilogue;
+  }
+  if (group.empty()) return results;
+  linear_group<Kind>(m, layers.front().inner(), numbers_of<Element>(rows), group, threads());
+  count(kLinear, static_cast<int64_t>(layers.size()));
+  return results;
+}
+
+template <class Kind>
+Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+              const OptionalTensor& before, const OptionalTensor& times,
+              const OptionalTensor& after, int64_t act, double a, double b, bool in_out) {
+  const Described layer{weight, bias, before, times, after, act, a, b, in_out};
+  return computed<Kind>(x, layer).front();
+}
+
+// Of each layer, one after the other: its weight and, of bias, before, times and after, those that
+// its bits say are given; activation, bits and gate (or -1); the activation's two numbers, unless
+// those of all layers are 0. Python is quickest with few and plain arguments.
+constexpr size_t kIntegers = 3, kNumbers = 2;
+constexpr int64_t kInOut = 16;  // above the bits of the four tensors
+
+template <class Kind>
+std::vector<Tensor> linears(const Tensor& x, at::TensorList tensors, at::IntArrayRef integers,
+                            at::ArrayRef<double> numbers) {
+  const size_t count = integers.size() / kIntegers;
+  TORCH_CHECK(count > 0 && integers.size() == count * kIntegers &&
+                  (numbers.empty() || numbers.size() == count * kNumbers),
+              "linear layers need ", kIntegers, " integers and ", kNumbers,
+              " or no numbers each; got ", integers.size(), " and ", numbers.size());
+  std::vector<Described> layers;
+  const auto next = [&] {
+    TORCH_CHECK(!tensors.empty(), count, " linear layers need more tensors");
+    const Tensor first = tensors.front();
+    tensors = tensors.slice(1);
+    return first;
+  };
+  for (size_t i = 0; i < count; i++) {
+    const int64_t* integer = &integers[i * kIntegers];
+    const int64_t bits = integer[1], gate = integer[2];
+    Described layer{next()};
+    OptionalTensor* const beside[] = {&layer.bias, &layer.before, &layer.times, &layer.after};
+    for (int which = 0; which < 4; which++)
+      if (bits >> which & 1) *beside[which] = next();
+    layer.act = integer[0];
+    layer.in_out = (bits & kInOut) != 0;
+    if (!numbers.empty()) layer.a = numbers[i * kNumbers], layer.b = numbers[i * kNumbers + 1];
+    TORCH_CHECK(gate < static_cast<int64_t>(i), "a gate comes before the layer it is for");
+    if (gate >= 0) layer.gate = static_cast<size_t>(gate);
+    layers.push_back(std::move(layer));
+  }
+  TORCH_CHECK(tensors.empty(), tensors.size(), " tensors too many for ", count, " linear layers");
+  return computed<Kind>(x, layers);
+}
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
-  library.def(
-      "openmp_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? before, Tensor? times, "
-      "Tensor? after, int act, float a, float b, bool in_out=False) -> Tensor");
+  const std::string one =
+      "(Tensor x, Tensor weight, Tensor? bias, Tensor? before, Tensor? times, Tensor? after, "
+      "int act, float a, float b, bool in_out=False) -> Tensor";
+  const std::string several =
+      "(Tensor x, Tensor[] tensors, int[] integers, float[] numbers) -> Tensor[]";
+  library.def(("openmp_linear" + one).c_str());
+  library.def(("openmp_linears" + several).c_str());
 #if defined(__AVX512BF16__)
-  library.def(
-      "openmp_linear_bf16(Tensor x, Tensor weight, Tensor? bias, Tensor? before, Tensor? times, "
-      "Tensor? after, int act, float a, float b, bool in_out=False) -> Tensor");
+  library.def(("openmp_linear_bf16" + one).c_str());
+  library.def(("openmp_linears_bf16" + several).c_str());
 #endif
 }
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
-  library.impl("openmp_linear", linear<InFloats>);
+  library.impl("openmp_linear", linear<LinearInFloats>);
+  library.impl("openmp_linears", linears<LinearInFloats>);
 #if defined(__AVX512BF16__)
-  library.impl("openmp_linear_bf16", linear<InBFloat16>);
+  library.impl("openmp_linear_bf16", linear<LinearInBFloat16>);
+  library.impl("openmp_linears_bf16", linears<LinearInBFloat16>);
 #endif
 }
 

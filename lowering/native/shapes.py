@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lowering import linear_groups
 from lowering.native import library
 
 Optional = torch.Tensor | None
@@ -25,6 +26,18 @@ def _linear(
     in_out: bool = False,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[1 if in_out else 0]))
+
+
+def _linears(
+    x: torch.Tensor, tensors: Sequence[torch.Tensor], integers: Sequence[int], _: object
+) -> list[torch.Tensor]:
+    layers = linear_groups.weights(tensors, integers)
+    gates = {gate for _, _, gate in layers}
+    return [
+        x.new_empty((*x.shape[:-1], weight.shape[1 if in_out else 0]))
+        for index, (weight, in_out, _) in enumerate(layers)
+        if index not in gates
+    ]
 
 
 def _convolution(
@@ -82,9 +95,11 @@ def register() -> None:
     """Once the operators exist."""
     register_fake = torch.library.register_fake
     register_fake("kernel_dispatch::openmp_linear", _linear)
+    register_fake("kernel_dispatch::openmp_linears", _linears)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)
     if library.multiplies_bfloat16():
         register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
+        register_fake("kernel_dispatch::openmp_linears_bf16", _linears)

@@ -235,7 +235,7 @@ def test_models_in_bfloat16() -> None:
             exact = in_double(model, x)
             assert_contract(compiled(x), model(x), exact, f"call {call}")
     assert_regions(compiled, ("linear", "openmp", 3, 9))
-    assert details(compiled, "linear") == ["with mul, silu, add"]
+    assert details(compiled, "linear") == ["with mul, silu, add, shared_input"]
     (graph,) = graph_reports(compiled)
     (linear,) = (row for row in graph.as_dict()["regions"] if row["region"] == "linear")
     assert (linear["recipes"], linear["packed_bytes"]) == (["prepack"], 3 * 65 * 130 * 2)

@@ -26,6 +26,13 @@ def test_linear(shape: tuple[int, ...]) -> None:
     )  # fmt: skip
 
 
+def test_linears() -> None:
+    gate, up, other = torch.randn(5, 13), torch.randn(5, 13), torch.randn(13, 7)
+    tensors = [gate, up, other, torch.randn(7)]
+    integers = [4, 0, -1, 0, 0, 0, 0, 17, -1]
+    opcheck("openmp_linears", torch.randn(2, 3, 13), tensors, integers, [])
+
+
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
 def test_convolution(problem: Problem) -> None:
     x, weight = problem.tensors()
