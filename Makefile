@@ -22,6 +22,7 @@ demo: $(READY)  ## a real transformer: times of eager, inductor and unified O0-O
 	$(BIN)/python -m benchmarks.demo
 
 test: $(READY) test-triton  ## the whole suite but the proofs, under 20 minutes on 2 cores
+	$(BIN)/python -m tests.support.built_kernels
 	$(TESTS) -n 2 --dist loadfile -m "not proof"
 
 test-triton: $(READY)  ## Triton's kernels in its interpreter, forward and backward, against float64
