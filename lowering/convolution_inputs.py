@@ -19,6 +19,7 @@ from lowering.outputs import copied
 _READ_CHANNELS_LAST = {
     "kernel_dispatch::openmp_convolution": (0, 12, 13, 14),
     "kernel_dispatch::openmp_convolutions": (0, 4, 5, 6),
+    "kernel_dispatch::openmp_transposed_convolution": (0,),
     "kernel_dispatch::mkldnn_convolution": (0,),
     "kernel_dispatch::mkldnn_transposed_convolution": (0,),
 }

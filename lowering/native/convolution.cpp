@@ -3,9 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <cmath>
-
 #include "conv_pair.h"
+#include "convolution_norm.h"
 #include "counters.h"
 #include "tensors.h"
 #include "weights.h"
@@ -20,52 +19,18 @@ Tensor as_image(const Tensor& x) {
   return image.contiguous(at::MemoryFormat::ChannelsLast);
 }
 
-struct Norm {
-  Tensor weight, bias, mean, var;
-  double eps;
-};
-
-// One weight may stand before several norms, each of which gives a form of its own.
-uint64_t recipe_of(const Norm& norm, int64_t groups, bool winograd) {
-  const uint64_t form = static_cast<uint64_t>(groups) * 2 + winograd;
-  if (!norm.mean.defined()) return form;
-  uint64_t eps;
-  std::memcpy(&eps, &norm.eps, sizeof eps);
-  const auto mean = reinterpret_cast<uint64_t>(norm.mean.unsafeGetTensorImpl());
-  return ((eps * 31 + mean) * 31 + form) | 1ull << 63;
-}
-
 PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const Norm& norm,
                                  const ConvShape& shape, bool winograd) {
-  const uint64_t recipe = recipe_of(norm, shape.groups, winograd);
+  const uint64_t form = static_cast<uint64_t>(shape.groups) * 2 + winograd;
   const Tensor from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
-  return weights().get(from, recipe, [&] {
+  return weights().get(from, norm.recipe(form), [&] {
     auto packed = std::make_shared<Packed>(winograd ? winograd::packed_size_of(shape)
                                                     : conv_packed_size(shape));
     const Tensor floats = as_float(weight.detach());
-    std::vector<float> scale;
-    const Tensor shift = as_float(bias);
-    if (norm.mean.defined()) {
-      const Tensor mean = as_float(norm.mean), var = as_float(norm.var);
-      const Tensor gain = as_float(norm.weight), offset = as_float(norm.bias);
-      scale.resize(shape.co);
-      packed->bias.resize(shape.co);
-      for (int64_t c = 0; c < shape.co; c++) {
-        const auto at = [c](const Tensor& t, double otherwise) {
-          return t.defined() ? static_cast<double>(t.const_data_ptr<float>()[c]) : otherwise;
-        };
-        const double factor = at(gain, 1.0) / std::sqrt(at(var, 1.0) + norm.eps);
-        scale[c] = static_cast<float>(factor);
-        packed->bias[c] =
-            static_cast<float>((at(shift, 0.0) - at(mean, 0.0)) * factor + at(offset, 0.0));
-      }
-    } else if (shift.defined()) {
-      const float* data = shift.const_data_ptr<float>();
-      packed->bias.assign(data, data + shape.co);
-    }
-    (winograd ? winograd::pack : conv_pack)(
-        packed->weight.data(), floats.const_data_ptr<float>(),
-        scale.empty() ? nullptr : scale.data(), shape, threads());
+    FoldedNorm folded(bias, norm, shape.co);
+    (winograd ? winograd::pack : conv_pack)(packed->weight.data(), floats.const_data_ptr<float>(),
+                                            folded.scales(), shape, threads());
+    packed->bias = std::move(folded.bias);
     return packed;
   });
 }

@@ -5,7 +5,14 @@
 
 namespace kd {
 
-enum Region : int { kLinear, kConvolution, kAttention, kProduct, kRegions };
+enum Region : int {
+  kLinear,
+  kConvolution,
+  kAttention,
+  kProduct,
+  kTransposedConvolution,
+  kRegions
+};
 
 inline int64_t* counters() {
   static thread_local int64_t counts[kRegions] = {};

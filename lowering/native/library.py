@@ -32,6 +32,7 @@ COUNTED = (
     ("convolution", "openmp"),
     ("attention", "mha"),
     ("product", "openmp"),
+    ("transposed_convolution", "openmp"),
 )
 
 _lock = threading.Lock()

@@ -79,6 +79,41 @@ def _convolutions(
     return x
 
 
+def transposed_sizes(
+    image: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Of the output of a transposed convolution."""
+    sizes = (image, kernel, stride, padding, output_padding, dilation)
+    return [
+        (size - 1) * s - 2 * p + d * (k - 1) + more + 1
+        for size, k, s, p, more, d in zip(*sizes, strict=True)
+    ]
+
+
+def _transposed_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    norm_weight: Optional,
+    norm_bias: Optional,
+    mean: Optional,
+    var: Optional,
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    *_: object,
+) -> torch.Tensor:
+    dims = (x.shape[2:], weight.shape[2:], stride, padding, output_padding, [1] * len(stride))
+    out = x.new_empty((x.shape[0], *transposed_sizes(*dims), weight.shape[1]))
+    return out.movedim(-1, 1)
+
+
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
 ) -> torch.Tensor:
@@ -98,6 +133,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_linears", _linears)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
+    register_fake("kernel_dispatch::openmp_transposed_convolution", _transposed_convolution)
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)
     if library.multiplies_bfloat16():

@@ -10,6 +10,7 @@ from torch import fx
 
 from lowering import observing
 from lowering.contract import RegionMaker
+from lowering.native.shapes import transposed_sizes
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights
 from lowering.regions.epilogue import Abilities, Epilogue
@@ -98,11 +99,8 @@ def _meta(
     groups: int,
     *_: object,
 ) -> Tensor:
-    sizes = (input.shape[2:], weight.shape[2:], stride, padding, output_padding, dilation)
-    spatial = [
-        (size - 1) * s - 2 * p + d * (k - 1) + more + 1
-        for size, k, s, p, more, d in zip(*sizes, strict=True)
-    ]
+    geometry = (stride, padding, output_padding, dilation)
+    spatial = transposed_sizes(input.shape[2:], weight.shape[2:], *geometry)
     out = input.new_empty((input.shape[0], *spatial, weight.shape[1] * groups))
     return out.movedim(-1, 1)
 

@@ -1,4 +1,4 @@
-"""C++ kernels of ours, on OpenMP threads: linear layers, convolutions and products.
+"""C++ kernels of ours, on OpenMP threads: linear layers, convolutions (also transposed), products.
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
 absorb more of what stands around them and cost a microsecond to call. Linear layers in bfloat16 are
@@ -20,6 +20,7 @@ from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Abilities, Epilogue
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
+from lowering.regions.transposed_convolution import TransposedConvolution
 from lowering.regions.widening import narrowed, widened
 
 # In the order of `enum class Act` in native/epilogue.h.
@@ -80,6 +81,38 @@ def _winograd(match: Convolution) -> tuple[str, float]:
     return ("winograd", 16 / 9) if match.winograd_pays else ("", 1.0)
 
 
+def _emit_transposed(graph: fx.Graph, match: TransposedConvolution, epilogue: Epilogue) -> fx.Node:
+    norm = match.norm
+    parts = (None,) * 4 if norm is None else (norm.weight, norm.bias, norm.mean, norm.var)
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.openmp_transposed_convolution.default,
+        (
+            widened(graph, match.input),
+            match.weight,
+            match.bias,
+            *parts,
+            0.0 if norm is None else norm.eps,
+            match.stride,
+            match.padding,
+            match.output_padding,
+            *_activation(epilogue),
+        ),
+    )
+    return narrowed(graph, new, match.dtype)
+
+
+def _refuses_transposed(match: TransposedConvolution) -> str:
+    """Each phase of the stride is to have taps, and outputs of all inputs."""
+    kernel = match.weight.meta["val"].shape[2:]
+    if len(kernel) == 3:
+        return "openmp takes transposed convolutions of lines and images only"
+    if match.groups > 1 or any(step > 1 for step in match.dilation):
+        return "openmp takes transposed convolutions without groups and dilation only"
+    if any(size < step for size, step in zip(kernel, match.stride, strict=True)):
+        return "openmp takes transposed convolutions with kernels from the stride's size on only"
+    return _refuses(match)
+
+
 def _emit_product(graph: fx.Graph, match: Product, epilogue: Epilogue) -> fx.Node:
     return graph.call_function(
         torch.ops.kernel_dispatch.openmp_product.default, (match.left, match.right, match.bias)
@@ -98,7 +131,7 @@ def _refuses_linear(match: Linear) -> str:
     return _refuses(match)
 
 
-def _refuses(match: Linear | Convolution) -> str:
+def _refuses(match: Linear | Convolution | TransposedConvolution) -> str:
     """A weight that the graph rounds (autocast) would be widened from its unrounded values."""
     rounded = match.weight.meta["val"].dtype.itemsize > match.dtype.itemsize
     return "openmp does not round weights to half precision" if rounded else ""
@@ -151,6 +184,12 @@ PROVIDER = Provider(
             _refuses_convolution,
             packed_element=lambda match: 4,
             transforms=_winograd,
+        ),
+        "transposed_convolution": RegionMaker(
+            _emit_transposed,
+            Abilities(ABILITIES.activations),
+            _refuses_transposed,
+            packed_element=lambda match: 4,
         ),
         "product": RegionMaker(_emit_product),
     },

@@ -146,6 +146,28 @@ TARGET = Target(
         CapabilityRow(
             "cpu",
             "openmp",
+            "transposed_convolution",
+            Level.O2,
+            priority=70,
+            dtypes=frozenset({"float32", "float16"}),
+            training=False,
+            why="a small convolution for each phase of the stride, weights laid out once with the "
+            "BatchNorm in them; lines too, which oneDNN in torch does not take",
+        ),
+        CapabilityRow(
+            "cpu",
+            "openmp",
+            "transposed_convolution",
+            Level.O2,
+            priority=40,
+            dtypes=frozenset({"bfloat16"}),
+            training=False,
+            why="where the CPU does not multiply bfloat16 itself, it is computed in float32 from "
+            "weights that were widened once",
+        ),
+        CapabilityRow(
+            "cpu",
+            "openmp",
             "convolution",
             Level.O2,
             priority=40,

@@ -1,7 +1,8 @@
-"""Transposed convolutions through oneDNN: numbers, where outputs lie, and the report."""
+"""Transposed convolutions, whoever takes them: numbers, where outputs lie, and the report."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,20 @@ from torch import nn
 
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of, used
-from tests.support.regions import assert_regions, hold, no_cached_graphs, region_rows
+from tests.support.regions import (
+    assert_regions,
+    compile_in,
+    hold,
+    kernels,
+    no_cached_graphs,
+    places,
+    provider_at,
+    region_rows,
+)
 from tests.support.reports import graph_reports
 
-LEVELS = ["O1", "O2"]
 LAYERS = {
+    "lines": nn.ConvTranspose1d(8, 6, 4, 2, 1),
     "doubling": nn.ConvTranspose2d(8, 6, 4, 2, 1),
     "grouped": nn.ConvTranspose2d(8, 12, 3, 2, 1, 1, groups=2, bias=False),
     "by channel": nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, groups=8),
@@ -26,7 +36,7 @@ LAYERS = {
     "grouped volume": nn.ConvTranspose3d(8, 6, 3, 2, 1, 1, groups=2),
 }
 every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
-every_level = pytest.mark.parametrize("level", LEVELS)
+every_place = places()
 
 
 @pytest.fixture(autouse=True)
@@ -35,80 +45,117 @@ def rows() -> Iterator[None]:
         yield
 
 
-def images(layer: nn.Module, batch: int = 2) -> torch.Tensor:
-    size = (7, 9, 5) if isinstance(layer, nn.ConvTranspose3d) else (7, 9)
-    return torch.randn(batch, 8, *size)
+def images(layer: Any, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, 8, *(7, 9, 5)[: len(layer.kernel_size)])
+
+
+def takes(place: str, layer: Any) -> bool:
+    """Does the provider at this place take such a layer?"""
+    dims = len(layer.kernel_size)
+    if provider_at(place) == "mkldnn":
+        return dims > 1
+    return dims < 3 and layer.groups == 1 and set(layer.dilation) == {1} and covers(layer)
+
+
+def covers(layer: Any) -> bool:
+    sizes = zip(layer.kernel_size, layer.stride, strict=True)
+    return all(size >= step for size, step in sizes)
 
 
 def normed(layer: Any) -> nn.Sequential:
-    kinds = {nn.ConvTranspose2d: nn.BatchNorm2d, nn.ConvTranspose3d: nn.BatchNorm3d}
-    norm: Any = kinds[type(layer)](layer.out_channels)
+    kinds: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    norm = kinds[len(layer.kernel_size) - 1](layer.out_channels)
     nn.init.uniform_(norm.weight, 0.5, 2)
     return nn.Sequential(layer, norm, nn.ReLU())
 
 
 @every_layer
-def test_the_layer_alone(layer: nn.Module) -> None:
+def test_the_layer_alone(layer: Any) -> None:
+    """Ours where it can, else oneDNN's."""
     compiled = compile_at("O2", layer)
     hold(compiled, layer, images(layer))
     hold(compiled, layer, images(layer).movedim(1, -1).contiguous().movedim(-1, 1))
-    assert {row[:2] for row in region_rows(compiled)} == {("transposed_convolution", "mkldnn")}
+    provider = "openmp" if takes("O2 openmp", layer) else "mkldnn"
+    assert {row[:2] for row in region_rows(compiled)} == {("transposed_convolution", provider)}
 
 
-@every_level
+@every_place
 @every_layer
-def test_what_follows_is_absorbed(level: str, layer: nn.Module) -> None:
+def test_what_follows_is_absorbed(place: str, layer: Any) -> None:
     x = images(layer)
     model = used(normed(layer), x)
     with no_cached_graphs():
-        compiled = compile_at(level, model)
+        compiled = compile_in(place, model)
         hold(compiled, model, x)
-    assert_regions(compiled, ("transposed_convolution", "mkldnn", 1, 1))
+    if not takes(place, layer):
+        assert not [row for row in region_rows(compiled) if row[0] == "transposed_convolution"]
+        return
+    assert_regions(compiled, ("transposed_convolution", provider_at(place), 1, 1))
     (region,) = graph_reports(compiled)[0].regions
     assert region.recipes == ("fold-batch-norm", "prepack")
     assert region.detail == "with relu"
 
 
-@every_level
-def test_weights_that_change_show(level: str) -> None:
+@every_place
+def test_weights_that_change_show(place: str) -> None:
     x = torch.randn(2, 8, 7, 9)
     model = used(normed(nn.ConvTranspose2d(8, 6, 4, 2, 1)), x)
-    compiled = compile_at(level, model)
+    compiled = compile_in(place, model)
     hold(compiled, model, x)
     for index in (0, 1):
         with torch.no_grad():
             model[index].weight.mul_(1.5)
             model[index].bias.add_(1)
         hold(compiled, model, x, where=f"after layer {index} changed")
-    assert_regions(compiled, ("transposed_convolution", "mkldnn", 1, 3))
+    assert_regions(compiled, ("transposed_convolution", provider_at(place), 1, 3))
 
 
-def test_sizes_that_change_and_no_image_at_all() -> None:
+@places("O2 mkldnn", "O2 openmp")
+def test_sizes_that_change_and_no_image_at_all(place: str) -> None:
     model = nn.ConvTranspose2d(8, 6, 3, 2, 1, 1).eval()
-    compiled = compile_at("O2", model, dynamic=True)
+    compiled = compile_in(place, model, dynamic=True)
     for batch, size in ((2, 7), (3, 12), (0, 5), (4, 31)):
         hold(compiled, model, torch.randn(batch, 8, size, size + 1))
 
 
-def test_an_image_without_rows_is_eagers_error() -> None:
+@places("O2 mkldnn", "O2 openmp")
+def test_an_image_without_rows_is_eagers_error(place: str) -> None:
     """Its output would not be empty, so nothing may come of it."""
     model = nn.ConvTranspose2d(8, 6, 4, 2, 1).eval()
-    compiled = compile_at("O2", model, dynamic=True)
+    compiled = compile_in(place, model, dynamic=True)
     hold(compiled, model, torch.randn(2, 8, 7, 9))
     none = torch.randn(2, 8, 0, 5)
     for run in (model, compiled):
         with torch.no_grad(), pytest.raises(RuntimeError):
             run(none)
-    arguments = (none, model.weight, None, [], 0.0, [2, 2], [1, 1], [0, 0], [1, 1], 1)
+    geometry = ([2, 2], [1, 1], [0, 0])
     with pytest.raises(RuntimeError):
-        torch.ops.kernel_dispatch.mkldnn_transposed_convolution(*arguments, "none", "", [])
+        if provider_at(place) == "mkldnn":
+            kernels().mkldnn_transposed_convolution(
+                none, model.weight, None, [], 0.0, *geometry, [1, 1], 1, "none", "", []
+            )
+        else:
+            norm = (None,) * 4
+            kernels().openmp_transposed_convolution(
+                none, model.weight, None, *norm, 0.0, *geometry, 0, 0.0, 0.0
+            )
 
 
-@every_level
-def test_what_it_does_not_take_stays_torchs(level: str) -> None:
-    lines = nn.ConvTranspose1d(8, 6, 4, 2).eval()
-    compiled = compile_at(level, lines)
-    hold(compiled, lines, torch.randn(2, 8, 11))
+@every_layer
+def test_half_precision(layer: Any) -> None:
+    """Computed in float32 from weights that were widened once."""
+    half = copy.deepcopy(layer).half()
+    compiled = compile_in("O2 openmp", half)
+    hold(compiled, half, images(layer).half())
+    taken = [row[1] for row in region_rows(compiled) if row[0] == "transposed_convolution"]
+    assert taken == (["openmp"] if takes("O2 openmp", layer) else [])
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_what_nobody_takes_stays_torchs(level: str) -> None:
+    gaps = nn.ConvTranspose1d(8, 6, 2, 3).eval()  # some outputs have no input at all
+    compiled = compile_at(level, gaps)
+    hold(compiled, gaps, torch.randn(2, 8, 11))
     single = nn.ConvTranspose2d(8, 6, 4, 2).eval()
     hold(compile_at(level, single), single, torch.randn(8, 11, 7))
     computed = Of(lambda self, x, w: torch.nn.functional.conv_transpose2d(x, w * 2))
@@ -136,7 +183,7 @@ def test_a_generator() -> None:
         layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
     x = torch.randn(4, 20, 1, 1)
     model = used(nn.Sequential(*layers, nn.ConvTranspose2d(16, 3, 4, 2, 1), nn.Tanh()), x)
-    for level in LEVELS:
+    for level, provider in (("O1", "mkldnn"), ("O2", "openmp")):
         compiled = compile_at(level, model)
         hold(compiled, model, x)
-        assert_regions(compiled, ("transposed_convolution", "mkldnn", 4, 4))
+        assert_regions(compiled, ("transposed_convolution", provider, 4, 4))

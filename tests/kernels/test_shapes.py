@@ -52,6 +52,15 @@ def test_convolutions(size: tuple[int, ...]) -> None:
     opcheck("openmp_convolutions", torch.randn(2, 5, *size), tensors, integers, [1e-3] * 6, *beside)
 
 
+@pytest.mark.parametrize("size", [(12,), (9, 12)], ids=["1-D", "2-D"])
+def test_transposed_convolution(size: tuple[int, ...]) -> None:
+    dims = len(size)
+    x, weight = torch.randn(2, 5, *size), torch.randn(5, 8, *[4] * dims)
+    geometry = ([3] * dims, [1] * dims, [2] * dims)
+    arguments = (x, weight, torch.randn(8), *norm_of(8), 1e-3, *geometry, 1, 0.0, 0.0)
+    opcheck("openmp_transposed_convolution", *arguments)
+
+
 @pytest.mark.parametrize("lie", ["one head after the other", "side by side"])
 def test_attention(lie: str) -> None:
     q, k, v = (torch.randn(2, 6, 20, 16) for _ in range(3))

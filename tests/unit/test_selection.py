@@ -138,7 +138,12 @@ def test_a_small_graph_stays_with_eager() -> None:
     assert rejected(found, "cpu", "inductor") == ["too-small"]
 
 
-OURS = {"attention:mha", "convolution:openmp", "linear:openmp"}
+OURS = {
+    "attention:mha",
+    "convolution:openmp",
+    "linear:openmp",
+    "transposed_convolution:openmp",
+}
 PRODUCTS = {"product:openmp"}  # of two tensors that both may change, so in training as well
 IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
 ONEDNN = {*IMAGES, "linear:mkldnn"}
