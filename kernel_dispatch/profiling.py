@@ -34,6 +34,9 @@ _COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunctionBackward|^## Cal
 _REGIONS = {
     "reduced_linear": ("triton", "linear"),
     "openmp_convolutions": ("openmp", "convolution"),
+    "openmp_linears": ("openmp", "linear"),
+    "openmp_linear_bf16": ("openmp", "linear"),
+    "openmp_linears_bf16": ("openmp", "linear"),
 }
 
 

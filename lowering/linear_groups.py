@@ -24,6 +24,8 @@ _TOGETHER = {
     "kernel_dispatch::openmp_linear": "openmp_linears",
     "kernel_dispatch::openmp_linear_bf16": "openmp_linears_bf16",
 }
+# What stands between query, key and value where attention is spelled out.
+_BETWEEN = ("_product", "_attention")
 
 
 def join(graph: fx.Graph) -> int:
@@ -56,11 +58,7 @@ def _name(node: fx.Node) -> str:
 def _groups(graph: fx.Graph) -> Iterator[list[fx.Node]]:
     """Layers of one input that can be computed where the first of them is."""
     order = {node: index for index, node in enumerate(graph.nodes)}
-    of_input: dict[Hashable, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if _name(node) in _TOGETHER:
-            of_input.setdefault((node.target, _value(node.args[0])), []).append(node)
-    for first, *others in of_input.values():
+    for first, *others in _runs(graph):
         group = [first]
         for node in others:
             gate = _times(node) if _is_gate(_times(node), node, group) else None
@@ -68,6 +66,25 @@ def _groups(graph: fx.Graph) -> Iterator[list[fx.Node]]:
                 group.append(node)
         if len(group) > 1:
             yield group
+
+
+def _runs(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+    """Layers of one input with no layer of another input between them: what was computed long
+    before it is read would have to be kept, and would be out of the caches by then."""
+    run: list[fx.Node] = []
+    of_run: Hashable = None
+    for node in graph.nodes:
+        if not _name(node).startswith("kernel_dispatch::") or _name(node).endswith(_BETWEEN):
+            continue
+        own = (node.target, _value(node.args[0])) if _name(node) in _TOGETHER else None
+        if own != of_run and run:
+            yield run
+            run = []
+        of_run = own
+        if own is not None:
+            run.append(node)
+    if run:
+        yield run
 
 
 def _value(node: Any) -> Hashable:

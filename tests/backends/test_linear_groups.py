@@ -132,6 +132,22 @@ def test_other_inputs_are_other_calls() -> None:
     assert_regions(compiled, ("linear", "openmp", 3, 6))
 
 
+def test_what_would_have_to_wait_long_is_computed_when_it_is_read() -> None:
+    """As the layers of a decoder that all read what its encoder gave."""
+
+    def function(m: Any, x: Tensor, memory: Tensor) -> Tensor:
+        for query, key, value in ((m.a, m.b, m.c), (m.d, m.e, m.f)):
+            weights = torch.softmax(query(x) @ key(memory).mT, -1)
+            x = x + m.back(weights @ value(memory))
+        return x
+
+    model = Of(function, **layers(*"abcdef"), back=nn.Linear(40, 24))
+    compiled, inputs = compiled_of(model), (torch.randn(6, 24), torch.randn(9, 24))
+    hold(compiled, model, *inputs)
+    alone, together = ["openmp_linear"] * 4, ["openmp_linears"] * 2
+    assert calls(compiled, *inputs) == [*alone, *together]
+
+
 def test_a_weight_used_twice_and_weights_of_both_orders() -> None:
     def function(m: Any, x: Tensor) -> list[Tensor]:
         return [m.a(x), functional.relu(m.a(x)), x @ m.w, functional.linear(x, m.a.weight)]

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 import kernel_dispatch
+from kernel_dispatch import profiling
 from lowering.contract import Probe
 from lowering.native import library
+from lowering.targets import cpu
 from tests.conftest import Python
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.regions import hold, kernels, region_rows
@@ -127,6 +129,7 @@ _AT_ONCE = """
 import shutil, sys, time
 from pathlib import Path
 from lowering.native import library
+from lowering.targets import cpu
 
 built, folder, log = sys.argv[1:]
 
@@ -169,7 +172,9 @@ import os, warnings
 from pathlib import Path
 import torch
 import kernel_dispatch
+from kernel_dispatch import profiling
 from lowering.native import library
+from lowering.targets import cpu
 
 folder = Path(os.environ["UNIFIED_CACHE_DIR"])
 if "CXX" not in os.environ:
@@ -210,3 +215,14 @@ def test_a_file_that_is_no_library(python: Python, tmp_path: Path) -> None:
     assert "WARNED 0" in out
     assert "('convolution', 'mkldnn', 2)" in out
     assert "could not be built or loaded" in out
+
+
+def test_a_profile_knows_every_operator() -> None:
+    """Under the names of the rows, whatever the operator itself is called."""
+    kernels()
+    known = {(row.provider, row.region) for row in cpu.TARGET.rows}
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, plain = name.partition("::")
+        if namespace == "kernel_dispatch" and plain.startswith(("openmp_", "mha_", "mkldnn_")):
+            kind, *owner = profiling._operator(namespace, plain)
+            assert kind == profiling.REGION and tuple(owner) in known, name
