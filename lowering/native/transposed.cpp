@@ -52,14 +52,15 @@ Tensor transposed_convolution(const Tensor& x, const Tensor& weight, const Optio
   const auto format = at::MemoryFormat::ChannelsLast;
   if (x.numel() == 0) {  // an empty output, or eager's own error
     const std::vector<int64_t> ones(stride.size(), 1);
-    const Tensor out = at::convolution(x, weight, {}, stride, padding, ones, true, output_padding, 1);
+    const Tensor own = as_float(weight);
+    const Tensor out = at::convolution(x, own, {}, stride, padding, ones, true, output_padding, 1);
     return flat ? out.unsqueeze(2).contiguous(format).squeeze(2) : out.contiguous(format);
   }
   const Tensor image = (flat ? x.unsqueeze(2) : x).contiguous(format);
   const TransposedShape s = shape_of(image, weight, stride, padding, output_padding);
   const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
                   or_undefined(var), eps};
-  TORCH_CHECK(s.oh >= 0 && s.ow >= 0, "the padding leaves an output of ", s.oh, "x", s.ow);
+  TORCH_CHECK(s.oh > 0 && s.ow > 0, "the padding leaves an output of ", s.oh, "x", s.ow);
   const Tensor out = at::empty({s.n, s.co, s.oh, s.ow}, image.options().memory_format(format));
   if (out.numel() > 0) {
     const PackedPtr packed = packed_transposed(weight, or_undefined(bias), norm, s);

@@ -110,6 +110,18 @@ def test_activations(activation: str) -> None:
     assert_contract(got, own, exact, activation)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_no_images_and_no_output(dtype: torch.dtype) -> None:
+    """The first gives nothing; the second is an error, as it is in eager."""
+    weight = torch.randn(4, 5, 2, 2).to(dtype)
+    none = Problem(4, (3, 3), 5, (2, 2), (2, 2), (0, 0), (0, 0))
+    nothing = compute(none, torch.empty(0, 4, 3, 3), weight, None, (None,) * 4, "none")
+    assert nothing.shape == (0, 5, 6, 6)
+    cut_off = Problem(4, (1, 1), 5, (2, 2), (1, 1), (1, 1), (0, 0))
+    with pytest.raises(RuntimeError, match="an output of 0x0"):
+        compute(cut_off, torch.randn(1, 4, 1, 1), weight, None, (None,) * 4, "none")
+
+
 def test_what_is_not_a_number_stays_where_it_is() -> None:
     x, weight = torch.randn(1, 4, 6, 6), torch.randn(4, 5, 4, 4)
     x[0, 2, 3, 3] = torch.nan
