@@ -138,24 +138,21 @@ static inline void transposed(const TransposedShape& s, const float* x, const fl
   for (const Phase& phase : phases)
     work += static_cast<double>(phase.shape.pixels()) * s.co * phase.shape.depth();
   threads = useful_threads(threads, work, kWorkPerThread);
-  std::vector<Grid> grids;
-  int64_t items = 0;
-  for (const Phase& phase : phases) {
-    grids.push_back(grid_of(phase.shape.pixels(), s.co, phase.shape.depth(), threads,
-                            ImageRows::kMaking, PackedColumns::kMaking));
-    items += grids.back().items();
-  }
-  for_each_item(items, threads, [&](int64_t item) {
-    size_t i = 0;
-    for (; item >= grids[i].items(); i++) item -= grids[i].items();
-    const Phase& phase = phases[i];
-    const Range pixels = part_of(phase.shape.pixels(), item / grids[i].across, grids[i].down);
-    const Range panels = part_of(panels_of(s.co), item % grids[i].across, grids[i].across);
+  // Phases differ by a line and a tap at most, so all are cut like the first.
+  const ConvShape& first = phases.front().shape;
+  const int64_t count = static_cast<int64_t>(phases.size());
+  const Grid grid = grid_of(first.pixels(), s.co, first.depth(), count >= 4 * threads ? 1 : threads,
+                            ImageRows::kMaking, PackedColumns::kMaking);
+  for_each_item(count * grid.items(), threads, [&](int64_t at) {
+    const Phase& phase = phases[static_cast<size_t>(at / grid.items())];
+    const int64_t item = at % grid.items();
+    const Range pixels = part_of(phase.shape.pixels(), item / grid.across, grid.down);
+    const Range panels = part_of(panels_of(s.co), item % grid.across, grid.across);
     const int64_t row_blocks = ceil_div(pixels.size(), kBlockRows);
     const int64_t wide_blocks = ceil_div(panels.size(), kTransposedPanels);
-    for (int64_t at = 0; at < row_blocks * wide_blocks; at++) {
-      const Range some = part_of(pixels.size(), at / wide_blocks, row_blocks);
-      const Range wide = part_of(panels.size(), at % wide_blocks, wide_blocks);
+    for (int64_t block = 0; block < row_blocks * wide_blocks; block++) {
+      const Range some = part_of(pixels.size(), block / wide_blocks, row_blocks);
+      const Range wide = part_of(panels.size(), block % wide_blocks, wide_blocks);
       transposed_block(s, phase, {pixels.begin + some.begin, pixels.begin + some.end},
                        {panels.begin + wide.begin, panels.begin + wide.end}, x, packed, y, e);
     }

@@ -54,17 +54,19 @@ def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
     return narrowed(graph, new, match.dtype)
 
 
-def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -> fx.Node:
+def _with_norm(graph: fx.Graph, match: Convolution | TransposedConvolution) -> tuple[Any, ...]:
+    """The image, the layer's own tensors, and those and the eps of the BatchNorm behind it."""
     norm = match.norm
     parts = (None,) * 4 if norm is None else (norm.weight, norm.bias, norm.mean, norm.var)
+    eps = 0.0 if norm is None else norm.eps
+    return (widened(graph, match.input), match.weight, match.bias, *parts, eps)
+
+
+def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -> fx.Node:
     new = graph.call_function(
         torch.ops.kernel_dispatch.openmp_convolution.default,
         (
-            widened(graph, match.input),
-            match.weight,
-            match.bias,
-            *parts,
-            0.0 if norm is None else norm.eps,
+            *_with_norm(graph, match),
             match.stride,
             match.padding,
             match.dilation,
@@ -82,16 +84,10 @@ def _winograd(match: Convolution) -> tuple[str, float]:
 
 
 def _emit_transposed(graph: fx.Graph, match: TransposedConvolution, epilogue: Epilogue) -> fx.Node:
-    norm = match.norm
-    parts = (None,) * 4 if norm is None else (norm.weight, norm.bias, norm.mean, norm.var)
     new = graph.call_function(
         torch.ops.kernel_dispatch.openmp_transposed_convolution.default,
         (
-            widened(graph, match.input),
-            match.weight,
-            match.bias,
-            *parts,
-            0.0 if norm is None else norm.eps,
+            *_with_norm(graph, match),
             match.stride,
             match.padding,
             match.output_padding,

@@ -39,6 +39,8 @@ PROBLEMS = {
     "many channels": Problem(130, (6, 6), 600, (3, 3), (2, 2), (1, 1), (0, 1)),
     "a line": Problem(12, (37,), 19, (8,), (4,), (2,), (1,)),
     "a line of one": Problem(12, (1,), 19, (8,), (4,), (2,), (1,)),
+    "more phases than anything else": Problem(3, (4,), 5, (120,), (100,), (7,), (60,)),
+    "fewer outputs than phases": Problem(3, (1, 1), 5, (6, 6), (5, 5), (2, 1), (0, 0)),
     "stride 1": Problem(8, (12, 10), 24, (3, 3), (1, 1), (1, 1), (0, 0)),
 }
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
