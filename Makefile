@@ -36,7 +36,7 @@ quick: $(READY)  ## the tier without compilers and second processes, under 90 se
 
 # A lane is another torch in a virtual environment of its own, .venv-xla and so on; tests/lanes has
 # the versions. LANE_OPTIONS: --only-build, --remove (what this run made), --least-disk GB.
-$(LANES): lane-%:  ## torch 2.9 + torch_xla, 2.8 + IPEX, 2.11, 2.15: builds, then tests, on the CPU
+$(LANES): lane-%:  ## torch 2.9 + torch_xla, 2.8 + IPEX, 2.11, newest: builds, then tests, on the CPU
 	$(PYTHON) -m tests.lanes $* $(LANE_OPTIONS)
 
 sweep: $(READY)  ## every op of torch's OpInfo database; about an hour on 2 cores

@@ -2,7 +2,7 @@
 
 Torch looks names up without a lock. Of several threads that compile for the first time at once,
 each that asks while another is loading this module fails with "duplicate name: unified". So this
-module loads nothing: what does the work is imported with the first graph.
+module loads next to nothing: what does the work is imported with the first graph.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from kernel_dispatch import capturing
 
 if TYPE_CHECKING:
     from torch import fx
@@ -56,3 +58,4 @@ def register() -> None:
 _registering = threading.Lock()
 
 unified.reset = reset  # type: ignore[attr-defined]
+capturing.watch(unified)

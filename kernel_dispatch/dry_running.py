@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from kernel_dispatch import dynamo
+from kernel_dispatch.backend import unified
 from kernel_dispatch.explaining import Explanation, compiled_apart, uncompiled, watching
 from kernel_dispatch.facts import GraphFacts, collect
 from kernel_dispatch.imagined_devices import ImaginedDevice, parse_device
@@ -62,6 +63,7 @@ def dry_run(
         told.graphs.append(planned(gm, example_inputs, settings, imagined))
         return gm.forward
 
+    _stand_for_unified(backend, {**(options or {}), "device": imagined.target.name})
     with (
         _assumed(imagined),  # calls of our kernels stay calls
         torch.random.fork_rng(devices=[]),
@@ -71,6 +73,11 @@ def dry_run(
         compiled_apart(fn, backend)(*args, **(kwargs or {}))
     told.notes = _notes(watched.explanation(), bool(told.graphs))
     return told
+
+
+def _stand_for_unified(backend: Any, options: Mapping[str, Any]) -> None:
+    """What is captured for `unified` with these options is captured for it too."""
+    backend.__wrapped__, backend.kwargs = unified, {"options": options}
 
 
 def _assumed(device: ImaginedDevice) -> contextlib.AbstractContextManager[None]:

@@ -240,4 +240,8 @@ def _headline(text: str) -> str:
             continue
         explained = [line.strip() for line in lines if line.strip().startswith("Explanation:")]
         heads.append(" - ".join([lines[0].strip(), *explained[:1]]))
-    return "; then ".join(heads)
+    hint = "; under torch.no_grad() on a CPU, unified captures it" if _RECURRENT in text else ""
+    return "; then ".join(heads) + hint
+
+
+_RECURRENT = "wrap RNN, GRU, or LSTM"

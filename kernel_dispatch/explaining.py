@@ -123,6 +123,7 @@ def unified_apart(fn: Callable[..., Any], given: Mapping[str, Any]) -> Callable[
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any) -> Any:
         return unified(gm, example_inputs, **{**given, **more})
 
+    backend.kwargs = given  # type: ignore[attr-defined]  # as torch's own layer around a backend
     return compiled_apart(fn, backend)
 
 

@@ -267,6 +267,9 @@ def _flops(name: str, node: fx.Node) -> int:
         per_output = math.prod(shapes[1][1:])
         transposed = name.startswith("conv_transpose")
         return 2 * (math.prod(shapes[0]) if transposed else out) * per_output
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and shapes[0]:
+        matrices = [math.prod(shape) for shape in shapes[1:] if len(shape) == 2]
+        return 2 * math.prod(shapes[0][:-1]) * sum(matrices)
     if name == "scaled_dot_product_attention" and len(shapes) >= 3:
         keys = shapes[1][-2]
         return 2 * math.prod(shapes[0][:-1]) * keys * (shapes[0][-1] + shapes[2][-1])

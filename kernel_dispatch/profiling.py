@@ -37,6 +37,7 @@ _REGIONS = {
     "openmp_linears": ("openmp", "linear"),
     "openmp_linear_bf16": ("openmp", "linear"),
     "openmp_linears_bf16": ("openmp", "linear"),
+    "recurrent": ("eager", "recurrent"),
 }
 
 

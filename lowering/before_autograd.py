@@ -15,13 +15,14 @@ from torch import fx
 from lowering import observing, providers
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Graph, Region, RegionMaker, Request
-from lowering.graphs import place
+from lowering.graphs import hint, place
 from lowering.regions import (
     attention_call,
     cross_entropy,
     einsum,
     library_calls,
     linear_call,
+    recurrent,
     resampling,
 )
 from lowering.regions.epilogue import Epilogue
@@ -49,6 +50,7 @@ _REGIONS = {
     "convolution": library_calls.find_convolutions,
     "embedding": library_calls.find_embeddings,
     "resampling": resampling.find,
+    "recurrent": recurrent.find,
 }
 
 
@@ -66,6 +68,7 @@ def lower(request: Request) -> tuple[Request, list[Region]]:
         matches.setdefault(key, []).append(match)
         if maker.emit is not None:
             _replace(request.graph.graph, match, maker)
+            _note_packing(region, match, maker)
         region.detail = maker.describe(matches[key])
     if any(not region.left for region in taken.values()):
         request.graph.recompile()
@@ -90,6 +93,16 @@ def _choices(
 def _region(row: CapabilityRow, match: Match, maker: RegionMaker) -> Region:
     left, at = maker.emit is None, place(match.node)
     return Region(row.region, row.provider, 0, at, left=left, silent=maker.silent)
+
+
+def _note_packing(region: Region, match: Match, maker: RegionMaker) -> None:
+    """For the few regions here that have weights; most are torch's own calls."""
+    weights = [weight.meta["example_value"] for weight in getattr(match, "weights", ())]
+    element = maker.packed_element(match) if weights else 0
+    if element:
+        region.packed_bytes += element * sum(hint(weight.numel()) for weight in weights)
+        widened = element > weights[0].dtype.itemsize
+        region.recipes = ("prepack", "widen-weight") if widened else ("prepack",)
 
 
 def _found(find: Any, graph: fx.Graph) -> Iterable[Match]:

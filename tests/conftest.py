@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.built_kernels import believed
+
 Python = Callable[..., subprocess.CompletedProcess[str]]
 KERNELS = "kernels_*.so"
 
@@ -30,7 +32,7 @@ def never_calibrated(
 
 
 def _uncalibrated(folder: Path) -> dict[str, str]:
-    return {"UNIFIED_CALIBRATION": "off", "UNIFIED_CACHE_DIR": str(folder)}
+    return {"UNIFIED_CALIBRATION": "off", "UNIFIED_CACHE_DIR": str(folder), **believed()}
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from benchmarks.workloads import (
     ops,
     overhead,
     recommender,
+    recurrent,
     speech_encoder,
     state_space,
     text_encoder,
@@ -40,6 +41,7 @@ _PLAIN = (
     *unet_block.WORKLOADS,
     *state_space.WORKLOADS,
     *recommender.WORKLOADS,
+    *recurrent.WORKLOADS,
 )
 _ALL = (
     *_PLAIN,

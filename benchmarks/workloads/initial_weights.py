@@ -30,6 +30,8 @@ def draw(model: nn.Module, gain: float = 1.0) -> nn.Module:
             module.weight.normal_(std=module.embedding_dim**-0.5)
         elif isinstance(module, _NORMS):
             _draw_norm(module)
+        elif isinstance(module, nn.RNNBase):
+            _draw_recurrent(module)
     return model.eval()
 
 
@@ -47,3 +49,8 @@ def _draw_norm(module: nn.Module) -> None:
     if isinstance(module, nn.BatchNorm2d):
         module.running_mean.normal_(std=0.1)
         module.running_var.uniform_(0.5, 1.5)
+
+
+def _draw_recurrent(module: nn.RNNBase) -> None:
+    for weight in module.parameters():
+        weight.normal_(std=weight.shape[1] ** -0.5 if weight.dim() == 2 else 0.1)

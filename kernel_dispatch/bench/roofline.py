@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from kernel_dispatch.bench.stepping import Step
 
 def count(step: Step) -> tuple[int, int]:
     """FLOPs and bytes of one call. Products count two FLOPs per multiply-add, the rest nothing."""
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     # The fused attention of CPUs has no formula in torch; the products of its plain form have.
     with counter, sdpa_kernel(SDPBackend.MATH):
         outputs = step.run()
@@ -24,6 +25,14 @@ def count(step: Step) -> tuple[int, int]:
     # Training reads the weights twice and writes a gradient for each: the last is in the outputs.
     again = step.parameters() if step.training else ()
     return counter.get_total_flops(), _bytes(moved) + _bytes(again)
+
+
+def _lstm_layer(steps: Any, weight: Any, hidden_weight: Any, *_: Any, **__: Any) -> int:
+    """oneDNN's layer, for which torch has no formula; arguments are shapes."""
+    return 2 * math.prod(steps[:-1]) * (math.prod(weight) + math.prod(hidden_weight))
+
+
+_FORMULAS = {torch.ops.aten.mkldnn_rnn_layer: _lstm_layer}
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

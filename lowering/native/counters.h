@@ -11,6 +11,7 @@ enum Region : int {
   kAttention,
   kProduct,
   kTransposedConvolution,
+  kRecurrent,
   kRegions
 };
 

@@ -33,6 +33,7 @@ COUNTED = (
     ("attention", "mha"),
     ("product", "openmp"),
     ("transposed_convolution", "openmp"),
+    ("recurrent", "openmp"),
 )
 
 _lock = threading.Lock()

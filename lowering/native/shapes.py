@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lowering import linear_groups
+from lowering import linear_groups, recurrent
 from lowering.native import library
 
 Optional = torch.Tensor | None
@@ -125,6 +125,18 @@ def _product(left: torch.Tensor, right: torch.Tensor, *_: object) -> torch.Tenso
     return left.new_empty((*left.shape[:-1], right.shape[-1]))
 
 
+def _recurrent(
+    x: torch.Tensor,
+    state: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+    cell: int,
+    biases: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[torch.Tensor]:
+    return recurrent.results_like(x, state, bidirectional, batch_first)
+
+
 @functools.cache
 def register() -> None:
     """Once the operators exist."""
@@ -136,6 +148,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_transposed_convolution", _transposed_convolution)
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)
+    register_fake("kernel_dispatch::openmp_recurrent", _recurrent)
     if library.multiplies_bfloat16():
         register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
         register_fake("kernel_dispatch::openmp_linears_bf16", _linears)

@@ -14,13 +14,15 @@ from lowering import (
     direct_calls,
     from_weights,
     public_calls,
+    recurrent,
     resampled,
     vocabulary,
 )
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import dump
+from lowering.regions import calls, resampling
+from lowering.regions import recurrent as recurrent_region
 from lowering.regions.epilogue import Epilogue
-from lowering.regions.resampling import Resampling, read
 
 
 def probe() -> Probe:
@@ -77,11 +79,20 @@ def _with_library_calls(request: Request) -> Compiled:
     return Compiled(run=run, regions=taken)
 
 
-def _resampled(graph: fx.Graph, match: Resampling, epilogue: Epilogue) -> fx.Node:
-    now = read(match.node)
+def _resampled(graph: fx.Graph, match: resampling.Resampling, epilogue: Epilogue) -> fx.Node:
+    now = resampling.read(match.node)
     assert now is not None, "it was matched"
     operands = [_listed(graph, operand) for operand in now.operands]
     return graph.call_function(getattr(resampled.ours, now.operator).default, tuple(operands))
+
+
+def _recurrent(graph: fx.Graph, match: recurrent_region.Recurrent, epilogue: Epilogue) -> fx.Node:
+    now = recurrent_region.read(match.node)
+    assert now is not None, "it was matched"
+    operands = (now.input, now.lengths, list(now.state), list(now.weights))
+    how = (now.biases, now.layers, now.dropout, now.training, now.bidirectional, now.batch_first)
+    kind = calls.name_of(now.node)
+    return graph.call_function(recurrent.layers, (kind, *operands, *how))
 
 
 def _listed(graph: fx.Graph, operand: Any) -> Any:
@@ -99,5 +110,9 @@ PROVIDER = Provider(
     compile=compile,
     plans=True,
     # What depends on weights alone runs ahead of whichever provider has the graph.
-    early_regions={"resampling": RegionMaker(_resampled), "from_weights": RegionMaker(None)},
+    early_regions={
+        "resampling": RegionMaker(_resampled),
+        "recurrent": RegionMaker(_recurrent, packed_element=lambda match: 0),
+        "from_weights": RegionMaker(None),
+    },
 )

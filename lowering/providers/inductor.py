@@ -15,6 +15,7 @@ from lowering import (
     from_weights,
     pooling,
     providers,
+    reductions,
     region_pass,
     toolchain,
     vocabulary,
@@ -114,6 +115,7 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
 
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         pooling.put_right(module.graph)
+        reductions.put_right(module.graph)
         if request.training:
             taken.extend(
                 region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))

@@ -1,4 +1,4 @@
-"""C++ kernels of ours, on OpenMP threads: linear layers, convolutions (also transposed), products.
+"""C++ kernels of ours, on OpenMP threads: linear, convolutional and recurrent layers, products.
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
 absorb more of what stands around them and cost a microsecond to call. Linear layers in bfloat16 are
@@ -20,6 +20,7 @@ from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Abilities, Epilogue
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
+from lowering.regions.recurrent import GATES, Recurrent, read
 from lowering.regions.transposed_convolution import TransposedConvolution
 from lowering.regions.widening import narrowed, widened
 
@@ -121,6 +122,35 @@ def _emit_product(graph: fx.Graph, match: Product, epilogue: Epilogue) -> fx.Nod
     )
 
 
+def _emit_recurrent(graph: fx.Graph, match: Recurrent, epilogue: Epilogue) -> fx.Node:
+    now = read(match.node)
+    assert now is not None, "it was matched"
+    return graph.call_function(
+        torch.ops.kernel_dispatch.openmp_recurrent.default,
+        (
+            *(now.input, list(now.state), list(now.weights)),
+            *(_CELLS.index(now.node.target), now.biases, now.bidirectional, now.batch_first),
+        ),
+    )
+
+
+_CELLS: list[Any] = list(GATES)  # in the order of `enum class Cell` in native/recurrent.h
+
+
+def _refuses_recurrent(match: Recurrent) -> str:
+    if match.lengths is not None:
+        return "openmp takes sequences of one length only, not packed ones"
+    if match.is_projected:
+        return "openmp takes LSTMs without projections only"
+    if match.training and match.dropout > 0 and match.layers > 1:
+        return "openmp takes layers without dropout between them only"
+    if not match.weights_stay:
+        return "openmp packs weights, and these are made anew in every call"
+    if match.dtype is torch.bfloat16 and "avx512_bf16" in machine.cpu().isa:
+        return "the CPU multiplies bfloat16 itself, and torch uses that"
+    return ""
+
+
 def _packed_linear_element(match: Linear) -> int:
     return 2 if _in_bfloat16(match) else 4
 
@@ -174,7 +204,7 @@ def _activation(epilogue: Epilogue) -> tuple[int, float, float]:
 
 PROVIDER = Provider(
     name="openmp",
-    summary="C++ kernels of ours, built at first use: linear layers, convolutions, products",
+    summary="C++ kernels of ours, built at first use: linear, convolution and recurrent layers",
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
@@ -195,5 +225,10 @@ PROVIDER = Provider(
             packed_element=lambda match: 4,
         ),
         "product": RegionMaker(_emit_product),
+    },
+    early_regions={
+        "recurrent": RegionMaker(
+            _emit_recurrent, refuses=_refuses_recurrent, packed_element=lambda match: 4
+        )
     },
 )

@@ -201,6 +201,29 @@ TARGET = Target(
         ),
         CapabilityRow(
             "cpu",
+            "openmp",
+            "recurrent",
+            Level.O2,
+            priority=70,
+            dtypes=frozenset({"float32", "float16", "bfloat16"}),
+            training=False,
+            early=True,
+            why="all steps in one call with weights laid out once: eager's LSTM lays them out in "
+            "every call, its GRU calls a dozen operators for each step; half precision is computed "
+            "in float32 unless the CPU multiplies it itself",
+        ),
+        CapabilityRow(
+            "cpu",
+            "eager",
+            "recurrent",
+            Level.O1,
+            priority=10,
+            training=False,
+            early=True,
+            why="torch's own call; taken apart it would be some ten operators for each step",
+        ),
+        CapabilityRow(
+            "cpu",
             "mkldnn",
             "linear",
             Level.O1,

@@ -69,3 +69,14 @@ def test_attention(lie: str) -> None:
     for mask in (None, torch.rand(20, 20) > 0.5, torch.randn(2, 1, 1, 20)):
         opcheck("mha_attention", q, k, v, mask, mask is None, 0.3)
     opcheck("mha_attention", q[:, :, :1], k[:, :2], v[:, :2], None, False, 0.3)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("states", [1, 2])
+def test_recurrent(batch_first: bool, states: int) -> None:
+    gates = {1: 3, 2: 4}[states]
+    weights = [torch.randn(gates * 7, 5), torch.randn(gates * 7, 7)] * 2
+    state = [torch.randn(2, 3, 7) for _ in range(states)]
+    x = torch.randn(*(3, 4) if batch_first else (4, 3), 5)
+    cell = {1: 1, 2: 0}[states]
+    opcheck("openmp_recurrent", x, state, weights, cell, False, True, batch_first)

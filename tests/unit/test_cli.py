@@ -197,7 +197,7 @@ def process(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,  # a machine that does something else besides
     )
 
 

@@ -142,6 +142,7 @@ OURS = {
     "attention:mha",
     "convolution:openmp",
     "linear:openmp",
+    "recurrent:openmp",
     "transposed_convolution:openmp",
 }
 PRODUCTS = {"product:openmp"}  # of two tensors that both may change, so in training as well
@@ -149,7 +150,8 @@ IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
 ONEDNN = {*IMAGES, "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
 SAMPLED = {"resampling:eager"}  # likewise, and from O2 on in training
-AHEAD = {"from_weights:eager"}  # not in training, where weights change in every step
+# not in training, where weights change in every step, and every step of a sequence has gradients
+AHEAD = {"from_weights:eager", "recurrent:eager"}
 OTHERS = {"convolution:nnpack", "linear:mkl", *ORDERS, *SAMPLED, *AHEAD}  # wide; only if measured
 IPEX = {"attention:ipex", "convolution:ipex", "linear:ipex"}
 

@@ -166,3 +166,18 @@ def test_a_model_runs_without_a_fallback_forward_and_backward(level: str) -> Non
     assert reports
     assert all(graph.fallbacks == [] and graph.runs for graph in reports)
     assert {graph.provider for graph in reports} == ({"inductor"} if level == "O2" else {"eager"})
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_captured_by_their_sizes(kind: type[nn.RNNBase]) -> None:
+    """Dynamo's switch and callbacks are where they were, and nobody goes through the steps."""
+    layer, doubler = kind(8, 16, 2, batch_first=True, bidirectional=True).eval(), doubled
+    # Asked for: torch_xla switches off that Dynamo finds out by itself which sizes change.
+    compiled = compile_at("O1", lambda x: layer(doubler(x))[0], fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for steps in (5, 7, 400, 9):
+            x = torch.randn(2, steps, 8)
+            torch.testing.assert_close(compiled(x), layer(doubled(x))[0])
+    (graph,) = kernel_dispatch.report(compiled)
+    assert [region.name for region in graph.regions] == ["recurrent"]
+    assert not torch._dynamo.config.allow_rnn

@@ -1,0 +1,120 @@
+"""Sums over many numbers are as exact as eager's, whatever lies beside them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from lowering import reductions
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_contract
+from tests.support.regions import hold, no_cached_graphs
+from tests.support.reports import graph_reports, whole_graphs_by
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+def image(*sizes: int) -> Tensor:
+    return torch.randn(sizes).add(1).to(memory_format=torch.channels_last)
+
+
+# Counts with divisors of any size and with none, one and several dimensions.
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
+    "tokens": (lambda x: (x * 2).mean(1), lambda: torch.rand(2, 1024, 40)),
+    "a prime": (lambda x: (x * 2).sum(0), lambda: torch.rand(1009, 48) + 1),
+    "twice a prime": (lambda x: (x * 2).sum(0, keepdim=True), lambda: torch.rand(2 * 1009, 48)),
+    "many": (lambda x: (x * 2).mean(0), lambda: torch.rand(50021, 16)),
+    "two dimensions": (lambda x: (x * 2).sum((0, 1)), lambda: torch.rand(8, 300, 32)),
+    "one of them short": (lambda x: (x * 2).mean((0, 2)), lambda: torch.rand(3, 16, 700, 9)),
+    "pixels": (lambda x: functional.adaptive_avg_pool2d(x * 2, 1), lambda: image(1, 64, 56, 56)),
+    "large pictures": (lambda x: (x * 2).mean((2, 3)), lambda: image(1, 16, 112, 90)),
+    "pixels in rows": (lambda x: (x * 2).mean((2, 3)), lambda: torch.rand(2, 24, 30, 31)),
+    "variance": (lambda x: (x * 2).var(0), lambda: torch.rand(2000, 24)),
+    "deviation": (lambda x: (x * 2).std(1, correction=0), lambda: torch.rand(3, 2000, 24)),
+    "float64": (lambda x: (x * 2).sum(0), lambda: torch.rand(4096, 24, dtype=torch.float64)),
+    "few": (lambda x: (x * 2).sum(0), lambda: torch.rand(100, 24)),
+    "rows": (lambda x: (x * 2).sum(1), lambda: torch.rand(24, 4096)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str) -> None:
+    function, make = CASES[name]
+    x = make()
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        got, own = compiled(x), function(x)
+        assert_contract(got, own, function(x.double()), name)
+    assert got.stride() == own.stride()
+    assert whole_graphs_by(compiled) == {"inductor"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_computes_the_same(name: str) -> None:
+    function, make = CASES[name]
+    x = make().double()
+    graph = make_fx(function, tracing_mode="fake")(x)
+    reductions.put_right(graph.graph)
+    graph.recompile()
+    torch.testing.assert_close(graph(x), function(x))
+    for target in (aten.sum.dim_IntList, aten.mean.dim):
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            shape = node.args[0].meta["val"].shape
+            count = torch.Size([shape[dim] for dim in node.args[1]]).numel()
+            assert count <= (64 if name not in ("few", "rows") else 4096)
+            assert node.meta["val"].shape == graph_shape(node)
+    torchs = [node for node in graph.graph.nodes if "kernel_dispatch" in str(node.target)]
+    assert len(torchs) == (name == "large pictures")
+
+
+def graph_shape(node: torch.fx.Node) -> torch.Size:
+    """Of what the node gives, computed anew."""
+    values = torch.fx.node.map_arg(node.args, lambda one: torch.empty(one.meta["val"].shape))
+    return node.target(*values).shape
+
+
+def test_counts_that_change() -> None:
+    """Torch's kernel, as exact as it is; none of the sizes is compiled for itself."""
+    model = nn.Linear(24, 24).eval()
+    compiled = compile_at("O2", lambda x: model(x).mean(1))
+    for count in (5, 64, 2048, 4096, 31):
+        x = torch.randn(2, count, 24) + 1
+        with torch.no_grad():
+            wide = torch.nn.functional.linear(
+                x.double(), model.weight.double(), model.bias.double()
+            ).mean(1)
+            assert_contract(compiled(x), model(x).mean(1), wide, f"{count}")
+    assert len(graph_reports(compiled)) <= 2
+
+
+def test_gradients_of_a_bias_over_many_rows() -> None:
+    layers = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 8))
+    x = torch.randn(4096, 16) + 1
+
+    def gradients(model: nn.Module, call: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        call(x).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    got = gradients(layers, compile_at("O2", layers), x)
+    own = gradients(layers, layers, x)
+    wide = gradients(layers.double(), layers, x.double())
+    assert_contract(got, own, wide, "gradients")
+
+
+def test_a_pooled_network() -> None:
+    parts = (nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(*parts, nn.Linear(24, 5)).eval()
+    hold(compile_at("O2", model), model, torch.randn(2, 3, 64, 64))
