@@ -37,6 +37,8 @@ _REGIONS = {
     "openmp_linears": ("openmp", "linear"),
     "openmp_linear_bf16": ("openmp", "linear"),
     "openmp_linears_bf16": ("openmp", "linear"),
+    "openmp_moments": ("openmp", "batch_norm"),
+    "openmp_norm_sums": ("openmp", "batch_norm"),
     "recurrent": ("eager", "recurrent"),
 }
 

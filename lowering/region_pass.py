@@ -19,12 +19,14 @@ from lowering.graphs import erase_dead, place
 from lowering.ranking import takers
 from lowering.regions import (
     attention,
+    batch_norm,
     convolution,
     epilogue,
     gated,
     linear,
     norm,
     product,
+    random_numbers,
     rope,
     transposed_convolution,
     weights,
@@ -41,6 +43,8 @@ _REGIONS = {
     "rope": rope,
     "norm": norm,
     "gated": gated,
+    "batch_norm": batch_norm,
+    "random": random_numbers,
 }
 _OUR_LINEARS = ("linear", "openmp")
 # Their results may lie in memory in another way than torch's.

@@ -12,6 +12,8 @@ enum Region : int {
   kProduct,
   kTransposedConvolution,
   kRecurrent,
+  kRandom,
+  kBatchNorm,
   kRegions
 };
 

@@ -34,6 +34,8 @@ COUNTED = (
     ("product", "openmp"),
     ("transposed_convolution", "openmp"),
     ("recurrent", "openmp"),
+    ("random", "openmp"),
+    ("batch_norm", "openmp"),
 )
 
 _lock = threading.Lock()

@@ -137,6 +137,21 @@ def _recurrent(
     return recurrent.results_like(x, state, bidirectional, batch_first)
 
 
+def _random(size: Sequence[int], seed: torch.Tensor, normal: bool) -> torch.Tensor:
+    return seed.new_empty(size, dtype=torch.float32)
+
+
+def _moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    each = [1, x.shape[1], *[1] * (x.dim() - 2)]
+    return x.new_empty(each), x.new_empty(each)
+
+
+def _norm_sums(
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+
+
 @functools.cache
 def register() -> None:
     """Once the operators exist."""
@@ -149,6 +164,9 @@ def register() -> None:
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)
     register_fake("kernel_dispatch::openmp_recurrent", _recurrent)
+    register_fake("kernel_dispatch::openmp_random", _random)
+    register_fake("kernel_dispatch::openmp_moments", _moments)
+    register_fake("kernel_dispatch::openmp_norm_sums", _norm_sums)
     if library.multiplies_bfloat16():
         register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
         register_fake("kernel_dispatch::openmp_linears_bf16", _linears)

@@ -12,7 +12,9 @@ from torch import fx
 from lowering import (
     before_autograd,
     convolution_inputs,
+    elementary,
     from_weights,
+    masks,
     pooling,
     providers,
     reductions,
@@ -115,7 +117,6 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
 
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         pooling.put_right(module.graph)
-        reductions.put_right(module.graph)
         if request.training:
             taken.extend(
                 region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))
@@ -123,6 +124,9 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
         else:
             taken.extend(region_pass.lower_inference(module, request))
             convolution_inputs.lay_out(module.graph)
+        reductions.put_right(module.graph)  # what no region took
+        elementary.put_right(module.graph)
+        masks.put_right(module.graph)
         if request.only_plan is not None:
             return _never_run(module, request, bool(kwargs.get("is_backward")))
         kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash

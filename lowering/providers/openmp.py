@@ -1,4 +1,4 @@
-"""C++ kernels of ours, on OpenMP threads: linear, convolutional and recurrent layers, products.
+"""C++ kernels of ours, on OpenMP threads: layers, products, sums of BatchNorm, random numbers.
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
 absorb more of what stands around them and cost a microsecond to call. Linear layers in bfloat16 are
@@ -8,6 +8,7 @@ weights that were widened once.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from torch import fx
 from lowering import machine
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.native import library
+from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Abilities, Epilogue
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
+from lowering.regions.random_numbers import RandomNumbers
 from lowering.regions.recurrent import GATES, Recurrent, read
 from lowering.regions.transposed_convolution import TransposedConvolution
 from lowering.regions.widening import narrowed, widened
@@ -151,6 +154,23 @@ def _refuses_recurrent(match: Recurrent) -> str:
     return ""
 
 
+def _emit_batch_norm(
+    graph: fx.Graph, match: Moments | GradientSums, epilogue: Epilogue
+) -> fx.Node | dict[fx.Node, fx.Node]:
+    if isinstance(match, Moments):
+        return graph.call_function(torch.ops.kernel_dispatch.openmp_moments.default, (match.x,))
+    operands = (match.grad, match.x, match.mean)
+    sums = graph.call_function(torch.ops.kernel_dispatch.openmp_norm_sums.default, operands)
+    sums.meta["val"] = (match.total.meta["val"], match.node.meta["val"])
+    total, dot = (graph.call_function(operator.getitem, (sums, index)) for index in (0, 1))
+    return {total: match.total, dot: match.node}
+
+
+def _emit_random(graph: fx.Graph, match: RandomNumbers, epilogue: Epilogue) -> fx.Node:
+    operands = (match.size, match.seed, match.normal)
+    return graph.call_function(torch.ops.kernel_dispatch.openmp_random.default, operands)
+
+
 def _packed_linear_element(match: Linear) -> int:
     return 2 if _in_bfloat16(match) else 4
 
@@ -204,7 +224,7 @@ def _activation(epilogue: Epilogue) -> tuple[int, float, float]:
 
 PROVIDER = Provider(
     name="openmp",
-    summary="C++ kernels of ours, built at first use: linear, convolution and recurrent layers",
+    summary="C++ kernels of ours, built at first use: layers, sums of BatchNorm, random numbers",
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
@@ -225,6 +245,8 @@ PROVIDER = Provider(
             packed_element=lambda match: 4,
         ),
         "product": RegionMaker(_emit_product),
+        "batch_norm": RegionMaker(_emit_batch_norm),
+        "random": RegionMaker(_emit_random),
     },
     early_regions={
         "recurrent": RegionMaker(

@@ -1,20 +1,21 @@
 """XLA through torch_xla: whole graphs, forward and backward, for TPUs and what else PJRT runs on.
 
-torch_xla replaces functions of torch when it is imported, so nothing here imports it before a graph
-is meant for it.
+torch_xla replaces parts of torch when it is imported, so nothing here imports it before a graph is
+meant for it, and then torch gets back what CPUs need.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from lowering import elsewhere, strided_memory, xla_graph
 from lowering.contract import Compiled, Graph, Probe, Provider, Request
@@ -34,7 +35,7 @@ def probe() -> Probe:
 def _started() -> Probe:
     asked = os.environ.get("PJRT_DEVICE")
     try:
-        import torch_xla
+        torch_xla = _imported()
         from torch_xla import runtime
 
         device = torch_xla.device()
@@ -46,6 +47,21 @@ def _started() -> Probe:
         )
     notes = [] if asked or kind == "TPU" else [f"PJRT found no TPU and computes on its {kind}"]
     return Probe.yes(torch_xla.__version__, device=str(device), pjrt=kind, notes=notes)
+
+
+def _imported() -> Any:
+    """torch_xla, with torch's own GRU and clipping where nobody but us wanted it.
+
+    Those that it puts in their place know XLA's tensors only: a GRU made after that fails on a CPU.
+    """
+    users = "torch_xla" in sys.modules
+    import torch_xla
+
+    if not users:
+        for owner, name in ((nn, "GRU"), (nn.utils, "clip_grad_norm_")):
+            replaced = getattr(owner, name)
+            setattr(owner, name, getattr(replaced, "_orig", replaced))
+    return torch_xla
 
 
 def compile(request: Request) -> Compiled:

@@ -1,0 +1,79 @@
+"""Functions that generated code computes by formulas of ours: the numbers over the whole range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from lowering import elementary, machine
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_contract
+from tests.support.regions import no_cached_graphs
+from tests.support.reports import assert_ran_as_planned
+
+aten = torch.ops.aten
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+def everywhere() -> Tensor:
+    """Every size of a float, both signs, and densely around where the formula changes."""
+    powers = torch.logspace(-44, 38, 40001)
+    dense = torch.linspace(-12, 12, 240001)
+    odd = torch.tensor([0.0, -0.0, INF, -INF, NAN])
+    return torch.cat([powers, -powers, dense, odd])
+
+
+def test_tanh_is_within_three_units_in_the_last_place() -> None:
+    compiled, x = compile_at("O2", lambda x: torch.tanh(x)), everywhere()
+    got, exact = compiled(x), torch.tanh(x.double())
+    assert got.isnan().equal(x.isnan())
+    known = ~x.isnan() & (exact.abs() > 1e-37)  # denormal numbers have fewer bits
+    units = (got.double() - exact).abs() / exact.abs() / 2**-23
+    assert units[known].max() < 3
+    assert got.abs().nan_to_num().max() <= 1
+    assert compiled(-x).nan_to_num().equal(-got.nan_to_num())
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.skipif("avx2" not in machine.cpu().isa, reason="measured on x86 only")
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_only_float32_is_replaced(dtype: torch.dtype) -> None:
+    x = torch.randn(30, 40, dtype=dtype)
+    graph = make_fx(lambda x: torch.tanh(x) * 2, tracing_mode="fake")(x)
+    elementary.put_right(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    left = graph.graph.find_nodes(op="call_function", target=aten.tanh.default)
+    assert len(left) == (dtype is not torch.float32)
+    torch.testing.assert_close(graph(x), torch.tanh(x) * 2)
+
+
+def test_gelu_in_training() -> None:
+    def function(x: Tensor) -> Tensor:
+        return functional.gelu(x * 2, approximate="tanh")
+
+    compiled = compile_at("O2", function)
+    found = []
+    for run, dtype in (
+        (compiled, torch.float32),
+        (function, torch.float32),
+        (function, torch.float64),
+    ):
+        x = torch.linspace(-6, 6, 9001, dtype=dtype).requires_grad_()
+        out = run(x)
+        out.sum().backward()
+        found.append([out.detach(), x.grad])
+    assert_contract(*found, "gelu")
+    assert_ran_as_planned(compiled, "O2")

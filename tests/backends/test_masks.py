@@ -1,0 +1,143 @@
+"""Truth values that enter or leave a graph: eager's bits, as bytes where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from lowering import machine, masks
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_bit_identical
+from tests.support.regions import no_cached_graphs
+from tests.support.reports import assert_ran_as_planned
+
+aten = torch.ops.aten
+WIDE = pytest.mark.skipif("avx2" not in machine.cpu().isa, reason="measured on x86 only")
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+def numbers(*sizes: int) -> Tensor:
+    x = torch.randn(sizes)
+    x.view(-1)[::7] = 0
+    x.view(-1)[3::11] = float("nan")
+    return x
+
+
+def mask(*sizes: int) -> Tensor:
+    return torch.rand(sizes) < 0.5
+
+
+# A function, its inputs, how many bitcasts it becomes.
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]], int]] = {
+    "stored": (lambda x: x > 0.1, lambda: (numbers(50, 90),), 1),
+    "stored and used": (
+        lambda x: (x > 0, torch.where(x > 0, x, -x)),
+        lambda: (numbers(50, 90),),
+        1,
+    ),
+    "of nothing known": (lambda x: x.isnan() | (x == 0), lambda: (numbers(50, 90),), 1),
+    "of integers": (lambda x: x % 3 == 1, lambda: (torch.arange(9000),), 1),
+    "of float64": (lambda x: x.double() * 2 >= 0, lambda: (numbers(50, 90),), 1),
+    "channels last": (
+        lambda x: x * 2 > 1,
+        lambda: (numbers(3, 20, 9, 11).to(memory_format=torch.channels_last),),
+        1,
+    ),
+    "read": (lambda x, m: torch.where(m, x * 2, x), lambda: (numbers(50, 90), mask(50, 90)), 1),
+    "read through views": (
+        lambda x, m: x.masked_fill(m[:, None, :].expand(-1, 40, -1), -1.0) * 2,
+        lambda: (numbers(8, 40, 60), mask(8, 60)),
+        1,
+    ),
+    "read and stored": (
+        lambda x, m: (m & (x > 0), ~m),
+        lambda: (numbers(50, 90), mask(50, 90)),
+        3,
+    ),
+    "read as numbers": (lambda x, m: x * m + m.sum(), lambda: (numbers(50, 90), mask(50, 90)), 1),
+    "not laid in a row": (
+        lambda x, m: torch.where(m.t(), x, 0.0),
+        lambda: (numbers(90, 50), mask(50, 90)),
+        0,  # through a view that is not looked through
+    ),
+    "a few": (lambda x: x > 0.1, lambda: (numbers(5, 9),), 0),
+    "given back": (lambda x, m: (x * 2, m), lambda: (numbers(50, 90), mask(50, 90)), 0),
+    "empty": (lambda x: x > 0.1, lambda: (numbers(0, 9),), 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str) -> None:
+    function, make, _ = CASES[name]
+    given = make()
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        got, own = compiled(*given), function(*given)
+    assert_bit_identical(got, own, name)
+    pairs = zip((got, own), (own, got), strict=True)
+    for one, other in pairs:
+        if isinstance(one, Tensor):
+            assert one.stride() == other.stride()
+    assert_ran_as_planned(compiled, "O2")
+
+
+@WIDE
+@pytest.mark.quick
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_graph(name: str) -> None:
+    function, make, count = CASES[name]
+    given = make()
+    graph = make_fx(function, tracing_mode="fake")(*given)
+    masks.put_right(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    assert_bit_identical(graph(*given), function(*given), name)
+    bitcasts = graph.graph.find_nodes(
+        op="call_function", target=torch.ops.kernel_dispatch.bitcast.default
+    )
+    assert len(bitcasts) == count
+
+
+def test_masks_that_a_backward_needs() -> None:
+    """Of the last ReLU the graph keeps where it was above zero."""
+
+    def function(x: Tensor) -> Tensor:
+        return functional.relu(x * 2).clamp(max=1.5)
+
+    compiled = compile_at("O2", function)
+    found = []
+    for run in (compiled, function):
+        x = torch.linspace(-3, 3, 9000).requires_grad_()
+        run(x).sum().backward()
+        found.append(x.grad)
+    assert found[0].equal(found[1])
+    assert_ran_as_planned(compiled, "O2")
+
+
+def test_sizes_that_change() -> None:
+    compiled = compile_at("O2", lambda x, m: (x > 0) & m, dynamic=True)
+    for rows in (60, 90):
+        x, m = numbers(rows, 80), mask(rows, 80)
+        assert compiled(x, m).equal((x > 0) & m)
+    assert_ran_as_planned(compiled, "O2")
+
+
+def test_a_mask_that_is_changed_afterwards() -> None:
+    """What was given away or is kept elsewhere does not share memory with it."""
+    compiled = compile_at("O2", lambda x: x > 0)
+    x = numbers(50, 90)
+    first = compiled(x)
+    kept = first.clone()
+    compiled(-x).logical_not_()
+    assert first.equal(kept)
