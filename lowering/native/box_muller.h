@@ -42,12 +42,21 @@ static inline Direction2 direction_of(floats turns) {
   return {(floats)((integers)c ^ swapped ^ left), (floats)((integers)s ^ swapped ^ below)};
 }
 
+static inline floats square_root(floats x) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_sqrt_ps((__m512)x);
+#else
+  for (int i = 0; i < kDrawn; i++) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
 static inline void draw_normal(float* out, uint64_t first, uint64_t key) {
   const Drawn d = philox(first, key);
 #pragma GCC unroll 2
   for (int pair = 0; pair < 2; pair++) {
-    floats radius = log_of_fraction(1.0f - uniform(d.word[2 * pair])) * -2.0f;
-    for (int i = 0; i < kDrawn; i++) radius[i] = __builtin_sqrtf(radius[i]);
+    const floats square = log_of_fraction(1.0f - uniform(d.word[2 * pair])) * -2.0f;
+    const floats radius = square_root(square);
     const Direction2 at = direction_of(uniform(d.word[2 * pair + 1]));
     *reinterpret_cast<floats*>(out + 2 * pair * kDrawn) = radius * at.cosine;
     *reinterpret_cast<floats*>(out + (2 * pair + 1) * kDrawn) = radius * at.sine;

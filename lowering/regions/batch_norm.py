@@ -59,7 +59,8 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Moments | GradientSums]:
 
 
 def _is_uncorrected(node: fx.Node) -> bool:
-    return node.kwargs.get("correction") == 0 and node.kwargs.get("keepdim") is True
+    given: Any = node.kwargs
+    return bool(given.get("correction") == 0 and given.get("keepdim"))
 
 
 def _of_channels(x: Any, dims: Sequence[Any]) -> bool:

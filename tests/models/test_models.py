@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, StaticCache
 
 from kernel_dispatch.numerics import all_in_double, to_reference
 from tests.models.zoo import BY_NAME, ENTRIES, Entry, Inputs, outputs
-from tests.support import torches
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.reports import assert_ran_as_planned
@@ -69,8 +68,6 @@ def test_outputs_at_o3(name: str) -> None:
 @every_level
 @every_model
 def test_training_step(entry: Entry, level: str) -> None:
-    if level == "O2" and entry.name == "cnn" and (why := torches.rounds_more_in_training()):
-        pytest.skip(why)
     model = entry.model().train()
     eager, reference = _trained_baseline(entry, traced=level == "O0" and entry.asks_if_traced)
     _forget_graphs()

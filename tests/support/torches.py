@@ -56,10 +56,3 @@ def inverts_singular_matrices() -> str:
     return (
         "Inductor of this torch gives NaN for the inverse of a singular matrix, where eager raises"
     )
-
-
-def rounds_more_in_training() -> str:
-    """Seen with torch 2.8, 2.9, 2.11: unified's error there is stock Inductor's, bit for bit."""
-    if torch_minor() >= (2, 12):
-        return ""
-    return "this torch's Inductor is three times as far off as eager in a gradient of BatchNorm"
