@@ -67,7 +67,9 @@ def test_s003_20_profile_lists_what_no_region_takes(run: Any) -> None:
     told = json.loads(out)
     assert (code, told["calls"], told["clock"]) == (0, 4, "cpu")
     region = _names(told["region"])["linear"]
-    assert (region["provider"], region["runs"]) == ("mkldnn", 4)
+    provider = region["provider"]
+    assert provider in ("mkl", "mkldnn")  # on Intel the first, on AMD the second
+    assert region["runs"] == 4
     outside = _names(told["outside"])
     assert outside["aten::sort"]["runs"] == 4
     assert "aten::addmm" not in outside
@@ -76,7 +78,7 @@ def test_s003_20_profile_lists_what_no_region_takes(run: Any) -> None:
     assert sum(told["shares"].values()) == pytest.approx(1.0)
     code, out, _ = run("kd_profiled:build", "--level", "O1", "--top", "1", "--calls", "2")
     assert code == 0
-    assert "linear by mkldnn" in out
+    assert f"linear by {provider}" in out
     assert "operators outside of any region" in out
 
 

@@ -18,7 +18,7 @@ from lowering import direct_calls, public_calls
 from lowering.packing import PackedWeights, Place
 from lowering.providers import mkldnn
 from lowering.targets.cuda import torch_minor
-from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.compiling import compile_at, every_row_applies
 from tests.support.regions import assert_regions, compile_in, region_rows
 
 aten = torch.ops.aten
@@ -219,7 +219,7 @@ class Sliced(nn.Module):
 
 @pytest.fixture
 def small_regions() -> Iterator[None]:
-    with size_limits_lifted():
+    with every_row_applies():
         yield
 
 
