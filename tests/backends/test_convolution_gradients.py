@@ -1,0 +1,108 @@
+"""Training of convolutions: gradients in groups channels last, weights where they lie."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lowering import convolution_gradients
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_contract
+from tests.support.regions import no_cached_graphs
+from tests.support.reports import assert_ran_as_planned
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+# A layer, an image, whether its gradients are computed channels last.
+CASES: dict[str, tuple[nn.Module, tuple[int, ...], bool]] = {
+    "depthwise 7x7": (nn.Conv2d(12, 12, 7, padding=3, groups=12), (2, 12, 15, 13), True),
+    "depthwise 5x5, strided": (
+        nn.Conv2d(12, 24, 5, stride=2, groups=12, bias=False),
+        (3, 12, 15, 13),
+        True,
+    ),
+    "groups": (nn.Conv2d(16, 24, 3, padding=1, groups=4), (2, 16, 9, 8), True),
+    "groups, dilated": (nn.Conv2d(16, 16, 3, dilation=2, groups=2), (2, 16, 9, 8), True),
+    "one row": (nn.Conv2d(16, 16, (1, 3), groups=2), (2, 16, 1, 8), True),
+    "depthwise 3x3": (nn.Conv2d(12, 12, 3, groups=12), (2, 12, 9, 8), False),
+    "lines": (nn.Conv1d(12, 12, 11, groups=12), (2, 12, 50), False),
+    "transposed": (nn.ConvTranspose2d(16, 16, 4, stride=2, groups=4), (2, 16, 9, 8), False),
+    "of all channels": (nn.Conv2d(12, 20, 7), (2, 12, 15, 13), False),
+}
+
+
+def trained(model: Any, of: nn.Module, x: Tensor, first: bool = False) -> list[Tensor]:
+    own = x.clone().requires_grad_(not first)
+    of.zero_grad()
+    out = model(own)
+    out.mul(torch.linspace(-1, 2, out.numel(), dtype=x.dtype).view(out.shape)).sum().backward()
+    grads = [one.grad.clone() for one in of.parameters()]
+    return [out.detach(), *grads, *([] if first else [own.grad])]
+
+
+@pytest.mark.parametrize("layout", ["as torch lays them", "channels last"])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step(name: str, first: bool, layout: str) -> None:
+    """In the first layer of a network nobody asks for the gradient of the image."""
+    layer, sizes, _ = CASES[name]
+    model, x = nn.Sequential(copy.deepcopy(layer), nn.SiLU()), torch.randn(sizes)
+    if layout == "channels last" and x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+    own, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    compiled = compile_at("O2", model)
+    got = trained(compiled, model, x, first)
+    exact = trained(wide, wide, x.double(), first)
+    eager = trained(own, own, x, first)
+    assert_contract(got, eager, exact, name)
+    for mine, eagers in zip(got[1:], eager[1:], strict=True):
+        assert mine.is_contiguous() or not eagers.is_contiguous()
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_graph(name: str) -> None:
+    layer, sizes, replaced = CASES[name]
+    x = torch.randn(sizes)
+
+    def gradients(x: Tensor) -> tuple[Tensor, ...]:
+        own = x.detach().requires_grad_()
+        return torch.autograd.grad(layer(own).sin().sum(), [own, *layer.parameters()])
+
+    graph = make_fx(gradients, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    convolution_gradients.put_right(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    ours = torch.ops.kernel_dispatch.grouped_convolution_backward.default
+    assert len(graph.graph.find_nodes(op="call_function", target=ours)) == replaced
+    torch.testing.assert_close(graph(x), gradients(x), rtol=1e-4, atol=1e-4)
+
+
+def weights_laid_out_again(code: str) -> bool:
+    return "(144, 1, 48, 16)" in code  # the strides of 16x16x3x3 with channels last
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_weights_stay_as_they_lie(wanted: bool | None) -> None:
+    """Unless the user wants otherwise: then every step copies them, and their gradients back."""
+    from torch._inductor.utils import run_and_get_code
+
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
+    own = {} if wanted is None else {"layout_optimization": wanted}
+    compiled = compile_at("O2", model, options={"inductor": own})
+    _, code = run_and_get_code(compiled, torch.randn(2, 16, 9, 8))
+    assert weights_laid_out_again("".join(code)) is bool(wanted)
