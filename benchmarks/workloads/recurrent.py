@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules import rnn
 
 from benchmarks.workloads.initial_weights import RELU_GAIN, draw
 from kernel_dispatch.bench import Case, Workload
@@ -69,7 +70,8 @@ class Forecaster(nn.Module):
 
     def __init__(self, series: Series) -> None:
         super().__init__()
-        self.follow = nn.GRU(series.values, series.hidden, num_layers=2, batch_first=True)
+        # torch_xla replaces `nn.GRU`, also when accelerate imports it: its own knows no CPU.
+        self.follow = rnn.GRU(series.values, series.hidden, num_layers=2, batch_first=True)
         self.tell = nn.Sequential(
             nn.Linear(series.hidden, series.hidden),
             nn.ReLU(),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn.modules import rnn  # torch_xla puts another GRU into `nn`
 
 import kernel_dispatch
 from kernel_dispatch import devices, doctor, dynamo
@@ -168,7 +169,7 @@ def test_a_model_runs_without_a_fallback_forward_and_backward(level: str) -> Non
     assert {graph.provider for graph in reports} == ({"inductor"} if level == "O2" else {"eager"})
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("kind", [rnn.LSTM, rnn.GRU, rnn.RNN])
 def test_recurrent_layers_are_captured_by_their_sizes(kind: type[nn.RNNBase]) -> None:
     """Dynamo's switch and callbacks are where they were, and nobody goes through the steps."""
     layer, doubler = kind(8, 16, 2, batch_first=True, bidirectional=True).eval(), doubled
