@@ -15,16 +15,16 @@ namespace {
 // A thread is worth waking for some 20 microseconds of work.
 constexpr double kNumbersPerThread = 1 << 16;
 
-bool lies_in_rows(const Tensor& x) {
-  return x.dim() > 3 && !x.is_contiguous() &&
-         x.is_contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast
-                                      : at::MemoryFormat::ChannelsLast3d);
+at::MemoryFormat channels_last(const Tensor& x) {
+  return x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
 }
 
-Tensor like(const Tensor& x, bool in_rows) {
-  if (!in_rows) return x.contiguous();
-  return x.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast
-                                   : at::MemoryFormat::ChannelsLast3d);
+bool lies_in_rows(const Tensor& x) {
+  return x.dim() > 3 && !x.is_contiguous() && x.is_contiguous(channels_last(x));
+}
+
+Tensor laid(const Tensor& x, bool in_rows) {
+  return in_rows ? x.contiguous(channels_last(x)) : x.contiguous();
 }
 
 Channels channels_of(const Tensor& x, bool in_rows) {
@@ -51,7 +51,7 @@ std::tuple<Tensor, Tensor> moments(const Tensor& given) {
   count(kBatchNorm);
   if (given.numel() == 0) return {var.fill_(NAN), mean.fill_(NAN)};
   const bool in_rows = lies_in_rows(given);
-  const Tensor x = like(given, in_rows);
+  const Tensor x = laid(given, in_rows);
   const Channels s = channels_of(x, in_rows);
   const float* const numbers = x.const_data_ptr<float>();
   const auto found = over_channels<Moments>(
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor> norm_sums(const Tensor& given_grad, const Tensor& giv
   count(kBatchNorm);
   if (given.numel() == 0) return {sum.zero_(), dot.zero_()};
   const bool in_rows = lies_in_rows(given_grad);
-  const Tensor grad = like(given_grad, in_rows), x = like(given, in_rows);
+  const Tensor grad = laid(given_grad, in_rows), x = laid(given, in_rows);
   const Tensor mean = given_mean.contiguous();
   const Channels s = channels_of(x, in_rows);
   const float *const gs = grad.const_data_ptr<float>(), *const xs = x.const_data_ptr<float>();
