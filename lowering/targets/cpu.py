@@ -440,7 +440,8 @@ TARGET = Target(
             training=False,
             features=frozenset({"avx512f"}),
             min_flops=4 << 20,
-            why=f"{_SAME_ONEDNN}; on Intel MKL comes first, as it does in IPEX itself",
+            shape_classes=frozenset({"small", "large"}),
+            why=f"{_SAME_ONEDNN}; on Intel MKL comes first, as it does in IPEX itself: {_MKL_ROWS}",
         ),
         CapabilityRow(
             "cpu",

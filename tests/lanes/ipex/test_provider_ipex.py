@@ -192,7 +192,7 @@ class Small(nn.Module):
 def test_an_updated_weight_shows_in_the_next_output(level: str, dtype: torch.dtype) -> None:
     model = Small().to(dtype).eval()
     compiled = compile_at(level, model, **ONLY_IPEX)
-    x = torch.randn(2, 3, 8, 8).to(dtype)
+    x = torch.randn(8, 3, 8, 8).to(dtype)  # of few rows MKL's packed product, on Intel, is inexact
     first = hold(compiled, model, x)
     updates: list[Callable[[], Any]] = [
         lambda: model.load_state_dict(Small().to(dtype).state_dict()),
