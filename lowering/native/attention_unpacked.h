@@ -58,15 +58,12 @@ static inline void score_unpacked(const Element* keys, int64_t stride, int count
     }
 }
 
-// `columns` of the last vector are there.
+// `columns` of the last vector are there. These keys are added up by themselves before they join the
+// sums, which keeps the rounding of one long chain of additions away.
 template <int rows, int width, class Element>
 static inline void add_columns(const Element* values, int64_t stride, int keys, int columns,
                                const float* weights, float* sums, int64_t ld) {
-  vec at[rows][width];
-#pragma GCC unroll 2
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 8
-    for (int j = 0; j < width; j++) at[i][j] = load(sums + i * ld + j * kLanes);
+  vec at[rows][width] = {};
   for (int key = 0; key < keys; key++, values += stride)
 #pragma GCC unroll 8
     for (int j = 0; j < width; j++) {
@@ -79,7 +76,10 @@ static inline void add_columns(const Element* values, int64_t stride, int keys, 
 #pragma GCC unroll 2
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 8
-    for (int j = 0; j < width; j++) store(sums + i * ld + j * kLanes, at[i][j]);
+    for (int j = 0; j < width; j++) {
+      float* const to = sums + i * ld + j * kLanes;
+      store(to, load(to) + at[i][j]);
+    }
 }
 
 template <int rows, class Element>
