@@ -297,7 +297,8 @@ def _calibration(facts: Facts) -> Iterator[Row]:
     if profile is None:
         then = "measured when a graph first needs it" if found.setting == "auto" else "off"
         aside = "".join(
-            f"; there is one {other}, which does not hold here" for other in found.others
+            f"; there is one {other}, which does not hold here"
+            for other in dict.fromkeys(found.others)
         )
         text = f"{found.note} ({then}): libraries are chosen by what such CPUs are known for{aside}"
         yield Row(section, "profile", "info", text, calibrate_command.COMMAND)

@@ -124,6 +124,8 @@ class RegionMaker:
     emit: Callable[[fx.Graph, Any, Epilogue], fx.Node | dict[fx.Node, fx.Node]] | None
     abilities: Abilities = NO_ABILITIES
     refuses: Callable[[Any], str] = lambda match: ""  # what a row cannot say; empty: takes it
+    # Why it would gain nothing over what stands there. Not asked of who was chosen by name.
+    declines: Callable[[Any], str] = lambda match: ""
     describe: Callable[[Sequence[Any]], str] = lambda matches: ""  # for the report
     silent: bool = False  # its operators do not tell that they ran
     # Bytes of a packed weight's element; 0: never packed.

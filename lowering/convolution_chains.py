@@ -30,7 +30,9 @@ def join(graph: fx.Graph) -> None:
         last = chain[-1]
         with graph.inserting_before(last):
             new = graph.call_function(
-                torch.ops.kernel_dispatch.openmp_convolutions.default, _arguments(chain)
+                torch.ops.kernel_dispatch.openmp_convolutions.default,
+                _arguments(chain),
+                dict(last.kwargs),  # how the output lies
             )
         new.meta = dict(last.meta)
         last.replace_all_uses_with(new)

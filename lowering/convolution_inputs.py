@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from lowering.graphs import hint
-from lowering.outputs import copied
+from lowering.outputs import copied, lies_channels_last
 
 # Which arguments of an operator it reads channels last: the image, and what lies beside the output.
 _READ_CHANNELS_LAST = {
@@ -33,7 +32,7 @@ def lay_out(graph: fx.Graph) -> None:
             image = node.args[index]
             if not isinstance(image, fx.Node) or image.op == "placeholder":
                 continue
-            if _lies_channels_last(image.meta["val"]):
+            if lies_channels_last(image.meta["val"]):
                 continue
             if image not in laid_out:
                 dims = image.meta["val"].dim()
@@ -46,14 +45,3 @@ def _reading_channels_last(node: fx.Node) -> Sequence[int]:
     if not isinstance(target, torch._ops.OpOverload):
         return ()
     return _READ_CHANNELS_LAST.get(target.name(), ())
-
-
-def _lies_channels_last(value: torch.Tensor) -> bool:
-    """Dimensions of size one may have any stride."""
-    expected = 1
-    for dim in (1, *range(value.dim() - 1, 1, -1), 0):
-        size, stride = hint(value.shape[dim]), hint(value.stride(dim))
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

@@ -8,7 +8,7 @@ which are made once for each of them and know what does not change between calls
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,9 +31,10 @@ def use(graph: fx.Graph) -> None:
     for operator, (varying, bind) in _KNOWN.items():
         for node in graph.find_nodes(op="call_function", target=operator):
             constants = node.args[varying:]
-            if not node.kwargs and not _holds_nodes(constants):
-                node.target = _direct(operator, bind(*constants), constants)
-                node.args = node.args[:varying]
+            if not _holds_nodes((constants, node.kwargs)):
+                function = bind(*constants, **node.kwargs)
+                node.target = _direct(operator, function, constants, node.kwargs)
+                node.args, node.kwargs = node.args[:varying], {}
 
 
 def _holds_nodes(arguments: Any) -> bool:
@@ -42,13 +43,15 @@ def _holds_nodes(arguments: Any) -> bool:
     return bool(found)
 
 
-def _direct(operator: OpOverload, function: Function, constants: tuple[Any, ...]) -> Function:
+def _direct(
+    operator: OpOverload, function: Function, constants: tuple[Any, ...], named: Mapping[str, Any]
+) -> Function:
     """Where somebody listens to the dispatcher (profilers, modes), the call goes through it."""
     listening = torch._C._len_torch_dispatch_stack
 
     def call(*varying: Any) -> Any:
         if profiler._is_profiler_enabled or listening():
-            return operator(*varying, *constants)
+            return operator(*varying, *constants, **named)
         return function(*varying)
 
     call.__name__ = operator._schema.name.rpartition("::")[2]

@@ -24,6 +24,9 @@ aten = torch.ops.aten
 Strides = Mapping[fx.Node, Sequence[Any]]
 # Operators of torch that read memory as it lies.
 _READ_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default)
+# Operators of ours that write rows if told so: of any image, of one in rows.
+_WRITE_ROWS = ("kernel_dispatch::openmp_convolution", "kernel_dispatch::mkldnn_convolution")
+_FROM_ROWS_ONLY = ("kernel_dispatch::mkldnn_convolution",)
 _NAMESPACES = ("aten", "prims", "kernel_dispatch", "triton_kernels", "_operator")
 
 
@@ -36,6 +39,17 @@ def order_of(tensor: torch.Tensor) -> torch.memory_format:
         or not tensor.is_contiguous(memory_format=torch.channels_last)
     )
     return torch.contiguous_format if rows else torch.channels_last
+
+
+def lies_channels_last(value: torch.Tensor) -> bool:
+    """Dimensions of size one may have any stride."""
+    expected = 1
+    for dim in (1, *range(value.dim() - 1, 1, -1), 0):
+        size, stride = hint(value.shape[dim]), hint(value.stride(dim))
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def strides(graph: fx.Graph) -> dict[fx.Node, Sequence[Any]]:
@@ -66,7 +80,7 @@ def put_back(
         node.target = aten.reshape.default  # copies where it must
     _propagate(module)
     for node, stride in owners:
-        if not _alike(node.meta["val"], stride):
+        if not _alike(node.meta["val"], stride) and not _writes(node, stride):
             _lay_out(module.graph, node, stride)
 
 
@@ -75,6 +89,22 @@ def _propagate(module: fx.GraphModule) -> None:
     mode = next((v.fake_mode for v in inputs if isinstance(v, FakeTensor)), None)
     with torch.no_grad():
         FakeTensorProp(module, mode=mode).propagate_dont_convert_inputs(*inputs)
+
+
+def _writes(node: fx.Node, stride: Sequence[Any]) -> bool:
+    """Can the operator itself write what these strides say, and does nobody read it otherwise?"""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.name() not in _WRITE_ROWS:
+        return False
+    image: Any = node.args[0]
+    if target.name() in _FROM_ROWS_ONLY and not image.meta["val"].is_contiguous():
+        return False
+    rows = torch.empty_like(node.meta["val"], memory_format=torch.contiguous_format)
+    if not _alike(rows, stride) or not all(map(_sees_layout, node.users)):
+        return False
+    node.kwargs = {**node.kwargs, "rows": True}
+    node.meta["val"] = rows
+    return True
 
 
 def _lay_out(graph: fx.Graph, node: fx.Node, stride: Sequence[Any]) -> None:

@@ -83,8 +83,11 @@ def _choose(
     work, situation = match.work(), _situation(request)
     for row in in_order(rows, work, request):
         maker = providers.maker(row)
-        if not check(row, work, situation) and not maker.refuses(match):
-            return row, maker
+        if check(row, work, situation) or maker.refuses(match):
+            continue
+        if request.ranking and maker.declines(match):
+            continue  # without a ranking one was chosen, and who is faster is not the question
+        return row, maker
     return None
 
 

@@ -53,11 +53,14 @@ def _convolution(
     padding: Sequence[int],
     dilation: Sequence[int],
     *_: object,
+    rows: bool = False,
 ) -> torch.Tensor:
     kernel = weight.shape[2:]
     before, behind = padding[: len(kernel)], padding[-len(kernel) :]
     sizes = zip(x.shape[2:], kernel, stride, before, behind, dilation, strict=True)
     spatial = [(size + p + q - d * (k - 1) - 1) // s + 1 for size, k, s, p, q, d in sizes]
+    if rows:
+        return x.new_empty((x.shape[0], weight.shape[0], *spatial))
     # Channels last in memory, also for images with one row (1-D).
     dims = (*range(2, x.dim()), 1)
     out = x.new_empty((x.shape[0], *spatial, weight.shape[0]))
@@ -69,6 +72,7 @@ def _convolutions(
     tensors: Sequence[Optional],
     integers: Sequence[int],
     *_: object,
+    rows: bool = False,
 ) -> torch.Tensor:
     for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 11, strict=True), strict=True):
         assert weight is not None, "a convolution without a weight"
@@ -76,7 +80,7 @@ def _convolutions(
         stride, top_left, bottom_right, dilation = (sizes[i : i + 2][spatial] for i in (0, 2, 4, 6))
         padding = (*top_left, *bottom_right)
         x = _convolution(x, weight, None, None, None, None, None, 0.0, stride, padding, dilation)
-    return x
+    return torch.empty_like(x, memory_format=torch.contiguous_format) if rows else x
 
 
 def transposed_sizes(

@@ -6,7 +6,7 @@
 
 #include "convolution_norm.h"
 #include "counters.h"
-#include "tensors.h"
+#include "image_tensors.h"
 #include "transposed.h"
 #include "weights.h"
 
@@ -56,7 +56,7 @@ Tensor transposed_convolution(const Tensor& x, const Tensor& weight, const Optio
     const Tensor out = at::convolution(x, own, {}, stride, padding, ones, true, output_padding, 1);
     return flat ? out.unsqueeze(2).contiguous(format).squeeze(2) : out.contiguous(format);
   }
-  const Tensor image = (flat ? x.unsqueeze(2) : x).contiguous(format);
+  const Tensor image = channels_last(image_of(x));
   const TransposedShape s = shape_of(image, weight, stride, padding, output_padding);
   const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
                   or_undefined(var), eps};

@@ -18,9 +18,9 @@ from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights, Place
-from lowering.providers import mkldnn_transposed
+from lowering.providers import mkldnn_transposed, post_ops
 from lowering.regions.convolution import Convolution
-from lowering.regions.epilogue import Abilities, Epilogue
+from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
 
 
@@ -34,21 +34,7 @@ def probe() -> Probe:
 
 weights = PackedWeights()
 
-# Our name of an activation -> oneDNN's in torch, and its algorithm.
-_ATTRIBUTES = {
-    "none": ("none", ""),
-    "relu": ("relu", ""),
-    "gelu_erf": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "silu": ("swish", ""),
-    "tanh": ("tanh", ""),
-    "sigmoid": ("sigmoid", ""),
-    "hardswish": ("hardswish", ""),
-    "hardsigmoid": ("hardsigmoid", ""),
-    "clamp": ("hardtanh", ""),
-    "leaky_relu": ("leaky_relu", ""),
-}
-_NUMBERS = {"clamp": 2, "leaky_relu": 1}
+
 _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 
 # --- linear ---------------------------------------------------------------------------------------
@@ -68,7 +54,7 @@ def _linear(
 def _one_linear(activation: str, a: float, b: float, in_out: bool = False) -> Callable[..., Any]:
     """What one call in a graph computes."""
     place, run = Place(weights), torch.ops.mkldnn._linear_pointwise.default
-    name, numbers, algorithm = _post_op(activation, a, b)
+    name, numbers, algorithm = post_ops.of(activation, a, b)
 
     def linear(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -79,7 +65,7 @@ def _one_linear(activation: str, a: float, b: float, in_out: bool = False) -> Ca
         if not input.numel() or not weight.numel():  # oneDNN has no empty products
             observing.region_ran("linear", "eager")
             out = torch.nn.functional.linear(input, _out_in(weight, in_out).to(dtype), bias)
-            return _activated(out, activation, a, b)
+            return post_ops.activated(out, activation, a, b)
         observing.region_ran("linear", "mkldnn")
         make = functools.partial(_pack_linear, weight, dtype, in_out)
         packed = place.get((weight,), (dtype, in_out), make)
@@ -90,12 +76,6 @@ def _one_linear(activation: str, a: float, b: float, in_out: bool = False) -> Ca
 
 
 _every_linear = functools.cache(_one_linear)
-
-
-def _post_op(activation: str, a: float, b: float) -> tuple[str, list[float], str]:
-    """An activation as oneDNN's operators in torch take it."""
-    name, algorithm = _ATTRIBUTES[activation]
-    return name, [a, b][: _NUMBERS.get(activation, 0)], algorithm
 
 
 def _pack_linear(weight: torch.Tensor, dtype: torch.dtype, in_out: bool) -> torch.Tensor:
@@ -124,25 +104,6 @@ direct_calls.offer(torch.ops.kernel_dispatch.mkldnn_linear.default, 3, _one_line
 torch.library.register_fake("kernel_dispatch::mkldnn_linear", linear_meta, lib=_library)
 
 
-def _activated(out: torch.Tensor, activation: str, a: float, b: float) -> torch.Tensor:
-    """The meaning of an activation's name in plain torch, for what oneDNN does not take."""
-    functional = torch.nn.functional
-    plain: dict[str, Any] = {
-        "none": lambda: out,
-        "relu": lambda: functional.relu(out),
-        "gelu_erf": lambda: functional.gelu(out),
-        "gelu_tanh": lambda: functional.gelu(out, approximate="tanh"),
-        "silu": lambda: functional.silu(out),
-        "tanh": lambda: torch.tanh(out),
-        "sigmoid": lambda: torch.sigmoid(out),
-        "hardswish": lambda: functional.hardswish(out),
-        "hardsigmoid": lambda: functional.hardsigmoid(out),
-        "clamp": lambda: torch.clamp(out, a, b),
-        "leaky_relu": lambda: functional.leaky_relu(out, a),
-    }
-    return plain[activation]()
-
-
 def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
     act = epilogue.activation
     return graph.call_function(
@@ -156,7 +117,7 @@ def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
 _library.define(
     "mkldnn_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor?[] norm, float eps, "
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, int groups, str activation, float a, "
-    "float b) -> Tensor",
+    "float b, *, bool rows=False) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),  # Inductor is to write images as the graph says
 )
 
@@ -171,9 +132,12 @@ def _convolution(
     padding: list[int],
     dilation: list[int],
     *constants: Any,
+    rows: bool = False,
 ) -> torch.Tensor:
     geometry = (tuple(stride), tuple(padding), tuple(dilation))
-    return _every_convolution(eps, *geometry, *constants)(input, weight, bias, norm)
+    made = _every_convolution(eps, *geometry, *constants, rows=rows)
+    result: torch.Tensor = made(input, weight, bias, norm)
+    return result
 
 
 def _one_convolution(
@@ -185,10 +149,13 @@ def _one_convolution(
     activation: str,
     a: float,
     b: float,
+    rows: bool = False,
 ) -> Callable[..., Any]:
     """What one call in a graph computes."""
+    if rows:
+        return _convolution_of_rows(eps, stride, padding, dilation, groups, activation, a, b)
     place, run = Place(weights), torch.ops.mkldnn._convolution_pointwise.default
-    post_op = _post_op(activation, a, b)
+    post_op = post_ops.of(activation, a, b)
 
     def convolution(
         input: torch.Tensor,
@@ -203,7 +170,7 @@ def _one_convolution(
             run_plain = torch.conv2d if input.dim() == 4 else torch.conv3d
             out = run_plain(input, plain, shift, stride, padding, dilation, groups)
             out = out.contiguous(memory_format=mkldnn_transposed.channels_last(out))
-            return _activated(out, activation, a, b)
+            return post_ops.activated(out, activation, a, b)
         observing.region_ran("convolution", "mkldnn")
 
         def pack() -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -218,6 +185,43 @@ def _one_convolution(
             image, packed, shift, padding, stride, dilation, groups, *post_op
         )
         return result
+
+    return convolution
+
+
+def _convolution_of_rows(
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: str,
+    a: float,
+    b: float,
+) -> Callable[..., Any]:
+    """Images in rows on both sides: oneDNN lays them out on its own, which takes less time than to
+    do so outside. It takes packed weights too, but gives images channels last then."""
+    place, run = Place(weights), torch.ops.aten.mkldnn_convolution.default
+
+    def convolution(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: Sequence[torch.Tensor | None],
+    ) -> torch.Tensor:
+        dtype = input.dtype
+        parts = tuple([t for t in (weight, bias, *norm) if t is not None])
+        plain, shift = place.get(
+            parts, (dtype, eps, "rows"), lambda: fold_norm(weight, bias, norm, eps, dtype)
+        )
+        if not input.numel() or not weight.numel():  # oneDNN has no empty images
+            observing.region_ran("convolution", "eager")
+            run_plain = torch.conv2d if input.dim() == 4 else torch.conv3d
+            out = run_plain(input, plain, shift, stride, padding, dilation, groups)
+        else:
+            observing.region_ran("convolution", "mkldnn")
+            out = run(input.contiguous(), plain, shift, padding, stride, dilation, groups)
+        return post_ops.activated(out, activation, a, b)
 
     return convolution
 
@@ -251,9 +255,12 @@ def convolution_meta(
     padding: list[int],
     dilation: list[int],
     *_: object,
+    rows: bool = False,
 ) -> torch.Tensor:
     sizes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     spatial = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
+    if rows:
+        return input.new_empty((input.shape[0], weight.shape[0], *spatial))
     return input.new_empty((input.shape[0], *spatial, weight.shape[0])).movedim(-1, 1)
 
 
@@ -295,15 +302,21 @@ def _refuses(match: Convolution) -> str:
     return "mkldnn takes convolutions of images and volumes only" if lines else ""
 
 
-_ABILITIES = Abilities(activations=frozenset(_ATTRIBUTES) - {"none"})
+def _declines(match: Convolution) -> str:
+    """Between images in rows torch calls oneDNN as well, but for 1x1, of which its own product is
+    twice as fast: what can be gained is the work that follows."""
+    nothing_follows = match.norm is None and all(user.op == "output" for user in match.node.users)
+    gains_nothing = (match.is_product or nothing_follows) and match.stands_alone
+    return "torch's own convolution between images in rows is as fast" if gains_nothing else ""
+
 
 PROVIDER = Provider(
     name="mkldnn",
     summary="oneDNN with prepacked weights: linear layers and convolutions in inference",
     probe=probe,
     regions={
-        "linear": RegionMaker(_emit_linear, _ABILITIES),
-        "convolution": RegionMaker(_emit_convolution, _ABILITIES, _refuses),
-        "transposed_convolution": mkldnn_transposed.region(_ATTRIBUTES, _NUMBERS),
+        "linear": RegionMaker(_emit_linear, post_ops.ABILITIES),
+        "convolution": RegionMaker(_emit_convolution, post_ops.ABILITIES, _refuses, _declines),
+        "transposed_convolution": mkldnn_transposed.REGION,
     },
 )

@@ -12,6 +12,7 @@ from torch import fx
 
 from lowering.capability import Work
 from lowering.graphs import hint, only_first_output
+from lowering.regions import rows
 from lowering.regions.weights import Stays, under_cast
 
 aten = torch.ops.aten
@@ -49,6 +50,16 @@ class Convolution:
     @property
     def casts_weight(self) -> bool:
         return self.weight.meta["val"].dtype != self.dtype
+
+    @property
+    def stands_alone(self) -> bool:
+        return rows.stands_alone(self.node, self.input)
+
+    @property
+    def is_product(self) -> bool:
+        """Is each output pixel made of one input pixel, of all its channels?"""
+        ones = (*self.weight.meta["val"].shape[2:], *self.stride, self.groups)
+        return all(one == 1 for one in ones) and not any(self.padding)
 
     @property
     def winograd_pays(self) -> bool:

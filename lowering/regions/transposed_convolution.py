@@ -12,6 +12,7 @@ from torch import fx
 
 from lowering.capability import Work
 from lowering.graphs import hint
+from lowering.regions import rows
 from lowering.regions.convolution import Norm, for_each, norm_behind
 from lowering.regions.weights import Stays, under_cast
 
@@ -40,6 +41,10 @@ class TransposedConvolution:
     @property
     def casts_weight(self) -> bool:
         return self.weight.meta["val"].dtype != self.dtype
+
+    @property
+    def stands_alone(self) -> bool:
+        return rows.stands_alone(self.node, self.input)
 
     def work(self) -> Work:
         image, weight = self.input.meta["val"], self.weight.meta["val"]

@@ -1,0 +1,81 @@
+// Images whose channels lie side by side (last), and images of which each channel is a picture of
+// its own (in rows): one made of the other.
+#pragma once
+
+#include <algorithm>
+
+#include "parallel.h"
+#include "partial.h"
+#include "transpose.h"
+
+namespace kd {
+
+// A matrix and the distance of its rows.
+struct Matrix {
+  int64_t rows, columns, ld;
+};
+
+// to[j][i] = from[i][j] in squares of kLanes.
+static inline void turn_over(const Matrix& m, const float* from, float* to, int64_t ld_to) {
+  constexpr int64_t strip = 4 * kLanes;  // so that each row is read in whole cache lines
+  for (int64_t first = 0; first < m.columns; first += strip) {
+    const int64_t end = std::min(first + strip, m.columns);
+    for (int64_t i = 0; i < m.rows; i += kLanes) {
+      const int high = static_cast<int>(std::min<int64_t>(kLanes, m.rows - i));
+      for (int64_t j = first; j < end; j += kLanes) {
+        const int wide = static_cast<int>(std::min<int64_t>(kLanes, end - j));
+        const float* at = from + i * m.ld + j;
+        vec square[kLanes];
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; r++)
+          square[r] = r >= high         ? vec{}
+                      : wide == kLanes ? load(at + r * m.ld)
+                                       : load_first(at + r * m.ld, wide);
+        transpose(square);
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; r++) {
+          if (r >= wide) continue;
+          float* const line = to + (j + r) * ld_to + i;
+          if (high == kLanes)
+            store(line, square[r]);
+          else
+            store_first(line, square[r], high);
+        }
+      }
+    }
+  }
+}
+
+// The same number by number: of a few rows or columns, squares would be almost empty.
+static inline void turn_over_narrow(const Matrix& m, const float* from, float* to,
+                                    int64_t ld_to) {
+  for (int64_t j = 0; j < m.columns; j++)
+    for (int64_t i = 0; i < m.rows; i++) to[j * ld_to + i] = from[i * m.ld + j];
+}
+
+// Some images of so many channels and pixels.
+struct Images {
+  int64_t count, channels, pixels;
+  int64_t floats() const { return count * channels * pixels; }
+};
+
+static inline void reorder_channels(const Images& images, const float* from, float* to, bool last,
+                                    int threads) {
+  constexpr int64_t floats_per_item = 16384;
+  constexpr double floats_per_thread = 65536;
+  const int64_t channels = images.channels, pixels = images.pixels;
+  const auto turn = channels < kLanes / 2 ? turn_over_narrow : turn_over;
+  const int64_t parts = std::max<int64_t>(1, channels * pixels / floats_per_item);
+  threads = useful_threads(threads, static_cast<double>(images.floats()), floats_per_thread);
+  for_each_item(images.count * parts, threads, [&](int64_t item) {
+    const int64_t image = item / parts * channels * pixels;
+    const Range some = part_of(pixels, item % parts, parts);
+    const int64_t in_rows = image + some.begin, in_last = image + some.begin * channels;
+    if (last)
+      turn({channels, some.size(), pixels}, from + in_rows, to + in_last, channels);
+    else
+      turn({some.size(), channels, channels}, from + in_last, to + in_rows, pixels);
+  });
+}
+
+}  // namespace kd

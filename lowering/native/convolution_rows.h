@@ -1,0 +1,69 @@
+// Convolutions whose output is wanted in rows, as it is where a graph ends.
+#pragma once
+
+#include "convolution_layers.h"
+#include "pointwise_rows.h"
+
+namespace kd {
+
+// Images of this many floats, inputs and outputs, are worked on at a time, by each thread: what was
+// reordered is still in the second cache when it is read.
+constexpr int64_t kPortionFloats = 128 * 1024;
+
+inline PackedPtr packed_pointwise_rows(const Layer& layer, const ConvShape& shape) {
+  const uint64_t form = 1ull << 41;
+  const Norm& norm = layer.norm;
+  const Tensor from[] = {layer.weight, layer.bias, norm.weight, norm.bias, norm.mean, norm.var};
+  return weights().get(from, norm.recipe(form), [&] {
+    auto packed = std::make_shared<Packed>(pointwise_rows_packed_size(shape));
+    const Tensor floats = as_float(layer.weight.detach());
+    const FoldedNorm folded(layer.bias, norm, shape.co);
+    pointwise_rows_pack(packed->weight.data(), floats.const_data_ptr<float>(), folded.scales(),
+                        folded.bias.empty() ? nullptr : folded.bias.data(), shape);
+    return packed;
+  });
+}
+
+inline void pointwise_in_rows(const Layer& layer, const ConvShape& shape, const Tensor& image,
+                              const Operands& operands, float* to) {
+  const PackedPtr packed = packed_pointwise_rows(layer, shape);
+  const Beside3 beside(operands, at::MemoryFormat::Contiguous, in_rows);
+  const Epilogue epilogue = epilogue_of<float>(nullptr, beside.before, beside.times, beside.after,
+                                               shape.h * shape.w, layer.act, layer.a, layer.b);
+  pointwise_rows(shape, image.const_data_ptr<float>(), packed->weight.data(), to, epilogue,
+                 threads());
+}
+
+inline std::vector<int64_t> sizes_behind(at::ArrayRef<Layer> layers, at::IntArrayRef image) {
+  std::vector<int64_t> sizes = image.vec();
+  for (const Layer& layer : layers) {
+    const ConvShape s = shape_of(sizes, layer);
+    sizes = {s.n, s.co, s.oh, s.ow};
+  }
+  return sizes;
+}
+
+inline Tensor all_in_rows(at::ArrayRef<Layer> layers, const Tensor& image,
+                          const Operands& operands) {
+  Tensor out = at::empty(sizes_behind(layers, image.sizes()),
+                         image.options().memory_format(at::MemoryFormat::Contiguous));
+  if (out.numel() == 0) return out;
+  float* to = out.mutable_data_ptr<float>();
+  const ConvShape first = shape_of(image.sizes(), layers.front());
+  if (layers.size() == 1 && pointwise_rows_suits(first) && image.is_contiguous()) {
+    pointwise_in_rows(layers.front(), first, image, operands, to);
+    return out;
+  }
+  const int64_t images = image.size(0), each = (image.numel() + out.numel()) / images;
+  const int64_t portion = std::max<int64_t>(1, threads() * kPortionFloats / each);
+  for (int64_t begin = 0; begin < images; begin += portion) {
+    const int64_t some = std::min(portion, images - begin);
+    const Tensor part = all_of(layers, channels_last(image.narrow(0, begin, some)),
+                               operands.of(begin, some));
+    reorder_channels(extents_of(part), part.const_data_ptr<float>(),
+                     to + begin * (out.numel() / images), false, threads());
+  }
+  return out;
+}
+
+}  // namespace kd
