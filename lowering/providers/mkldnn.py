@@ -302,11 +302,18 @@ def _refuses(match: Convolution) -> str:
     return "mkldnn takes convolutions of images and volumes only" if lines else ""
 
 
+def _packed_element(match: Convolution) -> int:
+    """Between rows oneDNN gets the weight as it is, or with its norm folded in."""
+    as_it_is = match.norm is None and match.stands_alone and not match.casts_weight
+    return 0 if as_it_is else match.dtype.itemsize
+
+
 def _declines(match: Convolution) -> str:
     """Between images in rows torch calls oneDNN as well, but for 1x1, of which its own product is
     twice as fast: what can be gained is the work that follows."""
     nothing_follows = match.norm is None and all(user.op == "output" for user in match.node.users)
-    gains_nothing = (match.is_product or nothing_follows) and match.stands_alone
+    image = match.weight.meta["val"].dim() == 4  # of single volumes torch's own is slow
+    gains_nothing = image and (match.is_product or nothing_follows) and match.stands_alone
     return "torch's own convolution between images in rows is as fast" if gains_nothing else ""
 
 
@@ -316,7 +323,13 @@ PROVIDER = Provider(
     probe=probe,
     regions={
         "linear": RegionMaker(_emit_linear, post_ops.ABILITIES),
-        "convolution": RegionMaker(_emit_convolution, post_ops.ABILITIES, _refuses, _declines),
+        "convolution": RegionMaker(
+            _emit_convolution,
+            post_ops.ABILITIES,
+            _refuses,
+            _declines,
+            packed_element=_packed_element,
+        ),
         "transposed_convolution": mkldnn_transposed.REGION,
     },
 )

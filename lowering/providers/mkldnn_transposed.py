@@ -146,7 +146,8 @@ def _refuses(match: TransposedConvolution) -> str:
 
 def _declines(match: TransposedConvolution) -> str:
     """Groups gain nothing that would outweigh taking images to channels last and back."""
-    gains_nothing = match.groups > 1 and match.stands_alone
+    image = match.weight.meta["val"].dim() == 4
+    gains_nothing = image and match.groups > 1 and match.stands_alone
     return "torch's own groups between images in rows are as fast" if gains_nothing else ""
 
 

@@ -15,7 +15,7 @@ from lowering.outputs import lies_channels_last
 def stands_alone(convolution: fx.Node, image: fx.Node) -> bool:
     """Does nothing but what is computed number by number stand between it and the graph's ends?"""
     value = image.meta["val"]
-    if value.dim() != 4 or not value.is_contiguous() or lies_channels_last(value):
+    if value.dim() < 4 or not value.is_contiguous() or lies_channels_last(value):
         return False
     return _comes_from_outside(image) and _leaves(convolution)
 

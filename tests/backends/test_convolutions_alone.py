@@ -79,6 +79,24 @@ def test_at_o2_ours_writes_rows(name: str) -> None:
         assert copies(compiled, x) == 0
 
 
+def test_no_packing_is_reported_where_nothing_is_packed() -> None:
+    layer = nn.Conv2d(64, 64, 3, padding=1)
+    with no_cached_graphs():
+        compiled = compile_at("O1", nn.Sequential(layer, nn.GELU()).eval())
+        hold(compiled, nn.Sequential(layer, nn.GELU()), image(layer))
+    (region,) = graph_reports(compiled)[0].regions
+    assert (region.name, region.provider, region.recipes) == ("convolution", "mkldnn", ())
+    assert region.packed_bytes == 0
+
+
+def test_volumes_are_onednns_alone_or_not() -> None:
+    layer, x = nn.Conv3d(16, 32, 3, padding=1), torch.randn(1, 16, 12, 28, 28)
+    compiled = compile_at("O1", layer)
+    hold(compiled, layer, x)
+    assert_regions(compiled, ("convolution", "mkldnn", 1, 1))
+    assert copies(compiled, x) == 0
+
+
 def test_who_is_chosen_by_name_takes_it() -> None:
     layer = BARE["1x1"]
     x = image(layer)
