@@ -2,6 +2,7 @@
 #pragma once
 
 #include "depthwise.h"
+#include "direct.h"
 #include "gemm.h"
 #include "image_rows.h"
 
@@ -40,6 +41,7 @@ static inline void conv(const ConvShape& s, const float* x, const float* packed,
   if (depthwise_suits(s)) return depthwise(s, x, packed, y, e, threads);
   const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
   if (m == 0 || n == 0) return;
+  if (direct_suits(s)) return direct(s, x, packed, y, e, threads);
   threads = useful_threads(threads, static_cast<double>(m) * n * k * s.groups, kWorkPerThread);
   const Grid grid = grid_of(m, n, k, s.groups >= 4 * threads ? 1 : threads,
                             s.pointwise() ? MatrixRows::kMaking : ImageRows::kMaking,
