@@ -117,12 +117,12 @@ static inline void direct_block(const ConvShape& s, DirectLines& image, Range li
 static inline void direct(const ConvShape& s, const float* x, const float* packed, float* y,
                           const Epilogue& e, int threads) {
   const DirectLines image(s, x);
-  const int64_t most = direct_lines_at_once(s, image), blocks = ceil_div(s.oh, most);
   const double work = static_cast<double>(s.pixels()) * s.co * s.depth();
   threads = useful_threads(threads, work, kWorkPerThread);
   const Grid grid = grid_of(s.pixels(), s.co, s.depth(), threads, DirectLines::kMaking,
                             PackedColumns::kMaking);
-  const int64_t panels = panels_of(s.co);
+  const int64_t panels = panels_of(s.co), fewest = ceil_div(s.oh, direct_lines_at_once(s, image));
+  const int64_t blocks = std::min(s.oh, std::max(fewest, ceil_div(grid.down, s.n)));
   for_each_item(s.n * blocks * grid.across, threads, [&](int64_t item) {
     const int64_t block = item / grid.across;
     DirectLines mine = image;
