@@ -44,4 +44,6 @@ def _reading_channels_last(node: fx.Node) -> Sequence[int]:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return ()
+    if node.kwargs.get("rows") and target.name() == "kernel_dispatch::mkldnn_convolution":
+        return ()
     return _READ_CHANNELS_LAST.get(target.name(), ())
