@@ -97,8 +97,7 @@ inline ConvShape shape_of(at::IntArrayRef image, const Layer& layer) {
 }
 
 inline Tensor images_for(const ConvShape& s, const Tensor& like) {
-  return at::empty({s.n, s.co, s.oh, s.ow},
-                   like.options().memory_format(kChannelsLast));
+  return at::empty({s.n, s.co, s.oh, s.ow}, like.options().memory_format(kChannelsLast));
 }
 
 // A convolution with its weights at hand.
@@ -134,8 +133,8 @@ inline Tensor convolved(const Layer& layer, const Tensor& image, const Beside3* 
 }
 
 // Both at once, or nothing if that does not pay.
-inline std::optional<Tensor> convolved_together(const Layer& one, const Layer& two, const Tensor& image,
-                                                const Beside3* beside) {
+inline std::optional<Tensor> convolved_together(const Layer& one, const Layer& two,
+                                                const Tensor& image, const Beside3* beside) {
   if (one.winograd || two.winograd) return std::nullopt;
   const ConvShape s = shape_of(image.sizes(), one);
   const int64_t between[] = {s.n, s.co, s.oh, s.ow};

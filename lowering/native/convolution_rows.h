@@ -55,7 +55,11 @@ inline Tensor all_in_rows(at::ArrayRef<Layer> layers, const Tensor& image,
     return out;
   }
   const int64_t images = image.size(0), each = (image.numel() + out.numel()) / images;
-  const int64_t portion = std::max<int64_t>(1, threads() * kPortionFloats / each);
+  // A chain is not divided: what it computes together may depend on how many images there are, and
+  // nothing is to depend on the number of threads.
+  const bool divided = layers.size() == 1;
+  const int64_t portion =
+      divided ? std::max<int64_t>(1, threads() * kPortionFloats / each) : images;
   for (int64_t begin = 0; begin < images; begin += portion) {
     const int64_t some = std::min(portion, images - begin);
     const Tensor part = all_of(layers, channels_last(image.narrow(0, begin, some)),

@@ -101,11 +101,13 @@ def compute(
     beside: tuple[Tensor | None, ...] = (None,) * 3,
     activation: str = "none",
     eps: float = 1e-3,
+    *,
+    rows: bool = False,
 ) -> Tensor:
     _, a, b = ACTIVATIONS[activation]
     number = list(ACTIVATIONS).index(activation)
     return kernels().openmp_convolution(
-        x, weight, bias, *norm, eps, *problem.geometry(), *beside, number, a, b
+        x, weight, bias, *norm, eps, *problem.geometry(), *beside, number, a, b, rows=rows
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -10,15 +11,16 @@ import torch
 from tests.kernels.test_convolution_kernel import (
     PROBLEMS,
     Problem,
+    compute,
     expected,
     norm_of,
 )
-from tests.kernels.test_linear_kernel import ACTIVATIONS
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
 
 Tensor = torch.Tensor
 
+in_rows = functools.partial(compute, rows=True)
 MORE = {
     "portions": Problem(5, 40, (61, 60), 24, (3, 3), padding=(1, 1)),
     "portions, by channel": Problem(3, 96, (40, 41), 96, (5, 5), padding=(2, 2), groups=96),
@@ -39,23 +41,6 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def compute(
-    problem: Problem,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    norm: tuple[Tensor | None, ...] = (None,) * 4,
-    beside: tuple[Tensor | None, ...] = (None,) * 3,
-    activation: str = "none",
-    *,
-    rows: bool = True,
-) -> Tensor:
-    _, a, b = ACTIVATIONS[activation]
-    number = list(ACTIVATIONS).index(activation)
-    head = (x, weight, bias, *norm, 1e-3, *problem.geometry(), *beside, number, a, b)
-    return kernels().openmp_convolution(*head, rows=rows)
-
-
 def last(x: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
@@ -64,11 +49,11 @@ def last(x: Tensor) -> Tensor:
 def test_problems(problem: Problem) -> None:
     x, weight = problem.tensors()
     bias, norm = torch.randn(problem.out), norm_of(problem.out)
-    like = compute(problem, x, weight)
+    like = in_rows(problem, x, weight)
     beside = tuple(torch.randn_like(like) for _ in range(3))
     for activation in ("none", "relu", "hardswish"):
         operands = (bias, norm, beside)
-        got = compute(problem, x, weight, *operands, activation)
+        got = in_rows(problem, x, weight, *operands, activation)
         assert got.is_contiguous()
         own = expected(problem, x, weight, *operands, activation)
         wide = [tuple(t.double() for t in some) for some in ((x, weight, bias), norm, beside)]
@@ -80,18 +65,18 @@ def test_problems(problem: Problem) -> None:
 def test_layouts(problem: Problem) -> None:
     """The image and what lies beside the output may lie either way."""
     x, weight = problem.tensors()
-    got = compute(problem, x, weight)
+    got = in_rows(problem, x, weight)
     beside = torch.randn_like(got)
     operands = (None, (None,) * 4, (beside, None, None))
-    same = compute(problem, x, weight, *operands)
-    laid = compute(problem, x, weight, None, (None,) * 4, (last(beside), None, None))
+    same = in_rows(problem, x, weight, *operands)
+    laid = in_rows(problem, x, weight, None, (None,) * 4, (last(beside), None, None))
     assert_bit_identical(laid, same, "the operand channels last")
     if problem.kernel not in ((1, 1), (1,)):  # whose products in rows add in another order
-        assert_bit_identical(compute(problem, x, weight, rows=False), got, "channels last")
-        assert_bit_identical(compute(problem, last(x), weight), got, "from channels last")
+        assert_bit_identical(compute(problem, x, weight), got, "channels last")
+        assert_bit_identical(in_rows(problem, last(x), weight), got, "from channels last")
     frame = torch.full((*x.shape[:-1], x.shape[-1] + 2), float("nan"))
     frame[..., 1:-1] = x
-    within, plain = (compute(problem, one, weight) for one in (frame[..., 1:-1], last(x)))
+    within, plain = (in_rows(problem, one, weight) for one in (frame[..., 1:-1], last(x)))
     assert_bit_identical(within, plain, "within a frame")
 
 
@@ -101,7 +86,7 @@ def test_the_thread_count_changes_no_bit(problem: Problem) -> None:
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        found.append(compute(problem, x, weight, activation="silu"))
+        found.append(in_rows(problem, x, weight, activation="silu"))
     for other in found[1:]:
         assert_bit_identical(other, found[0], "another number of threads")
 
@@ -115,7 +100,7 @@ def test_special_values(name: str) -> None:
     bias[0] = float("inf")
     own = expected(problem, x, weight, bias)
     reference = expected(problem, x.double(), weight.double(), bias.double())
-    assert_contract(compute(problem, x, weight, bias), own, reference, name)
+    assert_contract(in_rows(problem, x, weight, bias), own, reference, name)
 
 
 def test_a_bias_that_changes_shows() -> None:
@@ -123,6 +108,6 @@ def test_a_bias_that_changes_shows() -> None:
     problem = PROBLEMS["pointwise"]
     x, weight = problem.tensors()
     bias = torch.zeros(problem.out)
-    before = compute(problem, x, weight, bias)
+    before = in_rows(problem, x, weight, bias)
     bias.add_(1)
-    torch.testing.assert_close(compute(problem, x, weight, bias), before + 1)
+    torch.testing.assert_close(in_rows(problem, x, weight, bias), before + 1)
