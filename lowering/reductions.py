@@ -68,11 +68,12 @@ def _divide(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> None
     with graph.inserting_before(node):
         if node.target is _VARIANCE:
             given = node.kwargs.get("correction")
-            mean = call(aten.div.Tensor, _total(call, x, dims, True), float(count))
+            sums = _total_as_it_lies(call, x, dims, True)
+            mean = call(aten.div.Tensor, sums, float(count))
             away = call(aten.sub.Tensor, x, mean)
             x = call(aten.mul.Tensor, away, away)
             count -= 1 if given is None else given
-        new = _total(call, x, dims, keeps)
+        new = _total_as_it_lies(call, x, dims, keeps)
         if node.target is not aten.sum.dim_IntList:
             new = call(aten.div.Tensor, new, float(max(count, 0)))
     new.meta = {**node.meta, "val": new.meta["val"]}
@@ -112,14 +113,30 @@ Call = Callable[..., fx.Node]
 
 
 def _caller(graph: fx.Graph) -> Call:
-    def call(target: Any, *args: Any) -> fx.Node:
-        node = graph.call_function(target, args)
+    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = graph.call_function(target, args, kwargs)
         values = fx.node.map_arg(args, lambda one: one.meta["val"])
         with next(one for one in values if isinstance(one, torch.Tensor)).fake_mode:  # type: ignore[attr-defined]
-            node.meta["val"] = target(*values)
+            node.meta["val"] = target(*values, **kwargs)
         return node
 
     return call
+
+
+def _total_as_it_lies(call: Call, x: fx.Node, dims: Sequence[int], keeps: bool) -> fx.Node:
+    """The sum over `dims`, computed with the dimensions in the order in which they lie in memory:
+    sums of parts are laid out as they are indexed, and are to lie side by side like the numbers."""
+    strides, places = x.meta["val"].stride(), list(range(x.meta["val"].dim()))
+    known = all(isinstance(stride, int) for stride in strides)  # symbols are not to be compared
+    order = sorted(places, key=strides.__getitem__, reverse=True) if known else places
+    if order == places:
+        return _total(call, x, dims, keeps)
+    places = [order.index(dim) for dim in places]
+    turned = call(aten.permute.default, x, order)
+    sums = _total(call, turned, [places[dim] for dim in dims], True)
+    sums = call(aten.permute.default, sums, places)
+    sums = call(aten.clone.default, sums, memory_format=torch.contiguous_format)
+    return sums if keeps else call(aten.squeeze.dims, sums, list(dims))
 
 
 def _total(call: Call, x: fx.Node, dims: Sequence[int], keeps: bool) -> fx.Node:

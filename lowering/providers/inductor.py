@@ -20,6 +20,7 @@ from lowering import (
     providers,
     reductions,
     region_pass,
+    row_copies,
     toolchain,
     vocabulary,
 )
@@ -136,6 +137,7 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
             convolution_inputs.lay_out(module.graph)
         convolution_gradients.put_right(module.graph)
         reductions.put_right(module.graph)  # what no region took
+        row_copies.put_right(module.graph)
         elementary.put_right(module.graph)
         masks.put_right(module.graph)
         if request.only_plan is not None:

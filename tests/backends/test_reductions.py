@@ -39,6 +39,15 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
     "one of them short": (lambda x: (x * 2).mean((0, 2)), lambda: torch.rand(3, 16, 700, 9)),
     "pixels": (lambda x: functional.adaptive_avg_pool2d(x * 2, 1), lambda: image(1, 64, 56, 56)),
     "large pictures": (lambda x: (x * 2).mean((2, 3)), lambda: image(1, 16, 112, 90)),
+    "pixels of a view": (lambda x: (x * 2).flatten(2).mean(-1), lambda: image(2, 24, 30, 31)),
+    "lying across": (
+        lambda x: (x * 2).sum((1, 3), keepdim=True),
+        lambda: torch.rand(30, 20, 12, 5).permute(3, 0, 2, 1),
+    ),
+    "variance lying across": (
+        lambda x: (x * 2).var(-1),
+        lambda: torch.rand(3, 700, 24).transpose(1, 2),
+    ),
     "pixels in rows": (lambda x: (x * 2).mean((2, 3)), lambda: torch.rand(2, 24, 30, 31)),
     "variance": (lambda x: (x * 2).var(0), lambda: torch.rand(2000, 24)),
     "deviation": (lambda x: (x * 2).std(1, correction=0), lambda: torch.rand(3, 2000, 24)),
