@@ -6,7 +6,7 @@ torch's own kernel, sampling at a grid 5 to 9 times, bilinear interpolation twic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -77,11 +77,51 @@ def _grid_sample_backward(
 
 
 def _pad(x: Tensor, pad: Sequence[int], mode: str) -> Tensor:
+    if mode == "circular":
+        return _wrap(x, pad)
     return _as_laid(x, functional.pad(x, list(pad), mode))
 
 
 def _pad_backward(grad: Tensor, x: Tensor, pad: Sequence[int], mode: str) -> Tensor:
+    if mode == "circular":
+        return _as_laid(x, _unwrap(grad, x.shape, pad))
     return _as_laid(x, _PADDING_BACKWARD[mode, len(pad) // 2](grad, x, pad))
+
+
+def _around(sizes: Sequence[int], pad: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Each dimension that is padded, the last one first: which one, its size, before and after."""
+    for place in range(len(pad) // 2):
+        dim = len(sizes) - 1 - place
+        yield dim, sizes[dim], pad[2 * place], pad[2 * place + 1]
+
+
+def _wrap(x: Tensor, pad: Sequence[int]) -> Tensor:
+    """In the order of `x`, where torch goes to rows: ours may leave an image channels last."""
+    sides, sizes = list(_around(x.shape, pad)), list(x.shape)
+    for dim, size, before, after in sides:
+        sizes[dim] = size + before + after
+    out = torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=outputs.order_of(x))
+    inside = out
+    for dim, size, before, _ in sides:
+        inside = inside.narrow(dim, before, size)
+    inside.copy_(x)
+    for done, (dim, size, before, after) in enumerate(sides):
+        whole = out  # what earlier dimensions were padded with is wrapped as well
+        for other, length, start, _ in sides[done + 1 :]:
+            whole = whole.narrow(other, start, length)
+        whole.narrow(dim, 0, before).copy_(whole.narrow(dim, size, before))
+        whole.narrow(dim, before + size, after).copy_(whole.narrow(dim, before, after))
+    return out
+
+
+def _unwrap(grad: Tensor, sizes: Sequence[int], pad: Sequence[int]) -> Tensor:
+    """What was copied from the other side is added there."""
+    for dim, size, before, after in reversed(list(_around(sizes, pad))):
+        inside = grad.narrow(dim, before, size).clone()
+        inside.narrow(dim, size - before, before).add_(grad.narrow(dim, 0, before))
+        inside.narrow(dim, 0, after).add_(grad.narrow(dim, before + size, after))
+        grad = inside
+    return grad
 
 
 def _like_image(grad: Tensor, sizes: Sequence[int], *rest: Any) -> Tensor:

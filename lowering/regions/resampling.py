@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from lowering import outputs
 from lowering.capability import Work
 from lowering.graphs import hint
 from lowering.regions.calls import arguments, dtype_name, has_transforms, value_of
@@ -25,7 +26,7 @@ _INTERPOLATED = {
     4: ("bilinear", "bicubic", *_NEAREST),
     5: ("trilinear", *_NEAREST),
 }
-_PADDED = ("reflect", "replicate")
+_PADDED = ("reflect", "replicate", "circular")
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,22 @@ def _padding(node: fx.Node) -> Resampling | None:
         return None
     if not isinstance(given["pad"], list | tuple):
         return None
+    if given["mode"] == "circular" and not _is_wrapped_once(value_of(given["input"]), given["pad"]):
+        return None
     return Resampling(node, "pad", (given["input"], list(given["pad"]), given["mode"]))
+
+
+def _is_wrapped_once(image: torch.Tensor, pad: Sequence[Any]) -> bool:
+    """Torch has the words for what it refuses, cuts where a number is negative, and takes images
+    channels last to rows."""
+    padded = image.shape[image.dim() - len(pad) // 2 :]
+    if len(pad) % 2 or not 0 < len(pad) // 2 < image.dim():
+        return False
+    if not all(isinstance(number, int) for number in (*padded, *pad)):
+        return False
+    sizes = [size for size in reversed(padded) for _ in ("before", "after")]
+    fits = all(0 <= number <= size for number, size in zip(pad, sizes, strict=True))
+    return fits and outputs.order_of(image) is torch.contiguous_format
 
 
 _READERS: dict[Any, Callable[[fx.Node], Resampling | None]] = {

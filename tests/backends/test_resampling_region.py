@@ -42,6 +42,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "reflected volume": (nn.ReflectionPad3d(2), VOLUME),
     "replicated": (lambda x: functional.pad(x, (3, 1, 0, 2), mode="replicate"), IMAGE),
     "replicated line": (nn.ReplicationPad1d((2, 0)), LINE),
+    "wrapped": (nn.CircularPad2d((1, 2, 3, 0)), IMAGE),
+    "wrapped line": (nn.CircularPad1d((0, 5)), LINE),
+    "wrapped volume": (lambda x: functional.pad(x, (1, 0, 2, 1, 3, 1), mode="circular"), VOLUME),
     "replicated volume": (nn.ReplicationPad3d(1), VOLUME),
 }
 LEFT = {
@@ -56,7 +59,7 @@ LEFT = {
         IMAGE,
     ),
     "zeros around": (lambda x: functional.pad(x, (1, 2, 3, 4)), IMAGE),
-    "circular": (lambda x: functional.pad(x, (1, 2, 3, 4), mode="circular"), IMAGE),
+    "wrapped and cut": (lambda x: functional.pad(x, (1, -2, 3, 4), mode="circular"), IMAGE),
 }
 
 
@@ -75,6 +78,7 @@ LAID_OUT = [
     (name, layout)
     for name, (_, shape) in CASES.items()
     for layout in ("contiguous", *(["channels last"] if len(shape) == 4 else []))
+    if (name, layout) != ("wrapped", "channels last")  # torch takes them to rows
 ]
 
 
@@ -128,6 +132,34 @@ def test_what_is_left_to_others(name: str) -> None:
         torch.testing.assert_close(compiled(x), function(again))
     assert_ran_as_planned(compiled, "O2")
     assert region_rows(compiled) == []
+
+
+def test_wrapped_images_channels_last_are_left_to_torch() -> None:
+    x = torch.randn(IMAGE).contiguous(memory_format=torch.channels_last)
+    function = around(nn.CircularPad2d(2))
+    with size_limits_lifted(), torch.no_grad():
+        compiled = compile_at("O2", function)
+        out, expected = compiled(x), function(x)
+    torch.testing.assert_close(out, expected)
+    assert out.stride() == expected.stride()
+    assert region_rows(compiled) == []
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_wrapped_between_convolutions(level: str) -> None:
+    """Where one leaves an image channels last, the padded one lies so as well."""
+    model = nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1, padding_mode="circular"),
+        nn.ReLU(),
+        nn.Conv2d(32, 16, 3, padding=(2, 1), padding_mode="circular"),
+    ).eval()
+    x = torch.randn(2, 16, 20, 24)
+    with torch.no_grad():
+        compiled = compile_at(level, model)
+        out, expected = compiled(x), model(x)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert out.stride() == expected.stride()
+    assert ("resampling", "eager", 2, 2) in region_rows(compiled)
 
 
 def test_gradients_of_a_grid() -> None:
@@ -239,6 +271,7 @@ def test_between_convolutions_nothing_is_copied(level: str) -> None:
         ("interpolate", ([7, 9], None, "bicubic", True)),
         ("grid_sample", (GRID.double(), "bilinear", "zeros", False)),
         ("pad", ([1, 2, 3, 4], "reflect")),
+        ("pad", ([1, 2, 3, 0], "circular")),
     ],
 )
 def test_operators_keep_torchs_rules(name: str, rest: tuple) -> None:
