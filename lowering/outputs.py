@@ -71,7 +71,7 @@ def put_back(
     owners = [
         (node, wanted[before])
         for node in module.graph.nodes
-        if (before := stands_for.get(node, node)) in wanted and not _is_view(node)
+        if (before := stands_for.get(node, node)) in wanted and not is_view(node)
     ]
     for node, stride in owners:
         if node.op == "call_function" and _is_read_as_it_lies(node):
@@ -140,7 +140,7 @@ def copied(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
 def _sees_layout(user: fx.Node) -> bool:
     if user.op == "output" or user.target in _READ_MEMORY:
         return True
-    if _is_view(user):
+    if is_view(user):
         return any(map(_sees_layout, user.users))
     namespace = getattr(user.target, "namespace", None) or getattr(user.target, "__module__", "")
     return namespace not in _NAMESPACES
@@ -148,15 +148,15 @@ def _sees_layout(user: fx.Node) -> bool:
 
 def _is_read_as_it_lies(node: fx.Node) -> bool:
     return any(
-        user.target in _READ_MEMORY or (_is_view(user) and _is_read_as_it_lies(user))
+        user.target in _READ_MEMORY or (is_view(user) and _is_read_as_it_lies(user))
         for user in node.users
     )
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Does it share memory with its input?"""
     if node.target is operator.getitem:
-        return _is_view(node.all_input_nodes[0])  # part of a split, not one of two results
+        return is_view(node.all_input_nodes[0])  # part of a split, not one of two results
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(
         result.alias_info is not None and not result.alias_info.is_write

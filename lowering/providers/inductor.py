@@ -20,9 +20,9 @@ from lowering import (
     providers,
     reductions,
     region_pass,
-    row_copies,
     toolchain,
     vocabulary,
+    written_first,
 )
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import clone, dump
@@ -137,7 +137,6 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
             convolution_inputs.lay_out(module.graph)
         convolution_gradients.put_right(module.graph)
         reductions.put_right(module.graph)  # what no region took
-        row_copies.put_right(module.graph)
         elementary.put_right(module.graph)
         masks.put_right(module.graph)
         if request.only_plan is not None:
@@ -147,6 +146,7 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
             module = vocabulary.take_apart(module, example_inputs)
         else:
             module.recompile()
+        written_first.mark(module.graph)
         with inductor_config.patch(_layouts_of(module.graph, request)):
             return compile_fx_inner(module, example_inputs, **kwargs)
 

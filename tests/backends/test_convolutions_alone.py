@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernel_dispatch import profiling
+from lowering.regions import rows
 from tests.support.compiling import compile_at
 from tests.support.modules import Of, used
 from tests.support.regions import (
@@ -50,6 +52,55 @@ def test_alone_at_o1_it_is_torchs(layer: Any) -> None:
     compiled = compile_at("O1", layer)
     hold(compiled, layer, x)
     assert not region_rows(compiled)
+
+
+class Anchored(nn.Module):
+    """Predictions for each of three anchors, as a detector's head makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(64, 3 * 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        return out.view(out.shape[0], 3, 16, *out.shape[2:]).permute(0, 1, 3, 4, 2).sigmoid()
+
+
+def test_a_head_of_a_detector_is_torchs_at_o1() -> None:
+    model, x = Anchored().eval(), torch.randn(2, 64, 40, 36)
+    compiled = compile_at("O1", model)
+    hold(compiled, model, x)
+    assert not region_rows(compiled)
+
+
+@pytest.mark.parametrize(
+    ("reads", "alone"),
+    [
+        (lambda x: x.flatten(1), True),
+        (lambda x: x.view(2, 4, 2, 20, 18).sigmoid(), True),
+        (lambda x: x.flatten(2), False),  # tokens: channels last is what they want
+        (lambda x: x.permute(0, 2, 3, 1), False),
+        (lambda x: nn.functional.max_pool2d(x, 2), False),
+    ],
+)
+def test_who_reads_channels_as_they_lie_in_rows(reads: Any, alone: bool) -> None:
+    weight = torch.randn(8, 3, 1, 1)
+    module = make_fx(lambda x: reads(nn.functional.conv2d(x, weight).relu()))(
+        torch.randn(2, 3, 20, 18)
+    )
+    (convolution,) = module.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.convolution.default
+    )
+    assert rows.stands_alone(convolution, convolution.args[0]) is alone
+
+
+def test_tokens_of_an_image_lie_channels_last() -> None:
+    """Patches are taken to tokens without a copy there."""
+    model = nn.Sequential(nn.Conv2d(64, 96, 3), nn.Flatten(2)).eval()
+    x = torch.randn(2, 64, 40, 36)
+    compiled = compile_at("O1", model)
+    hold(compiled, model, x)
+    assert_regions(compiled, ("convolution", "mkldnn", 1, 1))
 
 
 @every_layer

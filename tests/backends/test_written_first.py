@@ -1,0 +1,152 @@
+"""What generated code writes to memory first: copies into rows, and features that are flattened."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from lowering import written_first
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_contract
+from tests.support.regions import no_cached_graphs, region_rows
+from tests.support.reports import whole_graphs_by
+
+MARK = "inductor_realize_to_strides"
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+def heads_last() -> Tensor:
+    """Scores of attention whose heads lie innermost, as a linear layer over them leaves them."""
+    return torch.randn(2, 17, 33, 4).permute(0, 3, 1, 2)
+
+
+def classes_last() -> Tensor:
+    return torch.randn(2, 5, 12, 14).contiguous(memory_format=torch.channels_last)
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
+    "softmax over keys": (lambda x: (x * 2).softmax(-1), heads_last),
+    "softmax over heads": (lambda x: (x * 2).softmax(1), heads_last),
+    "its logarithm": (lambda x: (x * 2).log_softmax(-1), heads_last),
+    "of classes": (lambda x: (x * 2).log_softmax(1), classes_last),
+    "layer norm": (lambda x: functional.layer_norm(x * 2, x.shape[-1:]), heads_last),
+    "two dimensions": (lambda x: functional.layer_norm(x * 2, x.shape[-2:]), heads_last),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str) -> None:
+    function, make = CASES[name]
+    x = make()
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        got, own = compiled(x), function(x)
+        assert_contract(got, own, function(x.double()), name)
+    assert got.stride() == own.stride()
+    assert whole_graphs_by(compiled) == {"inductor"}
+
+
+@pytest.mark.parametrize("name", ["softmax over keys", "layer norm"])
+def test_gradients(name: str) -> None:
+    function, make = CASES[name]
+    x = make().requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    gradient = torch.randn_like(x)
+    (own,) = torch.autograd.grad(function(x), x, gradient)
+    (best,) = torch.autograd.grad(function(exact), exact, gradient.double())
+    (got,) = torch.autograd.grad(compile_at("O2", function)(x), x, gradient)
+    assert_contract(got, own, best, name)
+
+
+def written(function: Callable[[Tensor], Tensor], x: Tensor, tracing: str = "fake") -> list[str]:
+    """The operators of a graph whose results are marked."""
+    module: fx.GraphModule = make_fx(function, tracing_mode=tracing)(x)
+    written_first.mark(module.graph)
+    return [node.target.__name__ for node in module.graph.nodes if node.meta.get(MARK)]
+
+
+def normalized(x: Tensor) -> Tensor:
+    rows = x.clone(memory_format=torch.contiguous_format)
+    return rows - rows.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (heads_last(), ["clone.default"]),
+        (classes_last(), ["clone.default"]),
+        (torch.randn(2, 4, 17, 33), []),  # they lie in rows already
+        (torch.randn(2, 40, 96).transpose(1, 2), []),  # 96 rows are computed side by side
+    ],
+)
+def test_only_what_is_gathered(x: Tensor, expected: list[str]) -> None:
+    assert written(normalized, x) == expected
+
+
+def test_what_is_read_once_is_not_written() -> None:
+    def once(x: Tensor) -> Tensor:
+        return x.clone(memory_format=torch.contiguous_format).amax(-1)
+
+    assert written(once, heads_last()) == []
+
+
+def test_symbols_are_left_alone() -> None:
+    assert written(normalized, heads_last(), "symbolic") == []
+
+
+def linear(x: Tensor) -> Tensor:
+    weight = torch.ones(6, x.shape[-1])
+    return torch.ops.kernel_dispatch.openmp_linear(x, weight, None, None, None, None, 0, 0.0, 0.0)
+
+
+READERS: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
+    "features": (lambda x: linear((x * 2).flatten(1)), ["mul.Tensor"]),
+    "a view of them": (lambda x: linear((x * 2)[1:].flatten(1)), ["mul.Tensor"]),
+    "patches": (
+        lambda x: linear(x.unfold(2, 2, 2).permute(0, 2, 1, 3).exp().flatten(2)),
+        ["clone.default"],
+    ),
+    "rows as they are": (lambda x: linear((x * 2).flatten(0, 1)), []),
+    "an input": (lambda x: linear(x.flatten(1)), []),
+    "a kernel's own": (lambda x: linear(linear(x).flatten(1)), []),
+    "read by generated code": (lambda x: (x * 2).flatten(1) + 1, []),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_kernels_read(name: str) -> None:
+    function, expected = READERS[name]
+    assert written(function, torch.randn(3, 4, 8)) == expected
+
+
+class Basis(nn.Module):
+    """A layer of splines: features of each input, flattened, through a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24 * 8, 32)
+        self.register_buffer("grid", torch.linspace(-2, 2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.exp(-((x[..., None] - self.grid) ** 2)).flatten(1))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_flattened_features(dynamic: bool) -> None:
+    model, x = Basis().eval(), torch.randn(17, 24)
+    with torch.no_grad():
+        compiled = compile_at("O2", model, dynamic=dynamic)
+        got, own = compiled(x), model(x)
+        assert_contract(got, own, copy.deepcopy(model).double()(x.double()), "features")
+    assert ("linear", "openmp", 1, 1) in region_rows(compiled)
