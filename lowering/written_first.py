@@ -49,8 +49,9 @@ def _write(node: fx.Node) -> None:
 
 
 def _gathers_rows(copy: fx.Node) -> bool:
-    (source,) = copy.all_input_nodes
-    before, after = source.meta["val"], copy.meta["val"]
+    before, after = (node.meta.get("val") for node in (copy.all_input_nodes[0], copy))
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
     known = (*before.shape, *before.stride(), *after.stride())
     if after.device.type != "cpu" or any(not isinstance(number, int) for number in known):
         return False
