@@ -21,7 +21,7 @@ from torch.nn import functional
 from lowering import toolchain
 from lowering.native import library
 from lowering.profile import EAGER, SHAPES, RateKey
-from lowering.providers import ipex
+from lowering.providers import half_precision, ipex
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,19 @@ def _mkl_linear(p: Gemm) -> Run | None:
     return lambda: operators._mkl_linear(p.x, packed, p.weight, p.bias, rows)
 
 
+def _multiplied(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """In the dtype that the regions of oneDNN multiply."""
+    wide = half_precision.is_widened(tensors[0].dtype)
+    return tuple(one.float() for one in tensors) if wide else tensors
+
+
 def _mkldnn_linear(p: Gemm) -> Run | None:
     if not torch.backends.mkldnn.is_available():
         return None
     operators = torch.ops.mkldnn
-    packed = operators._reorder_linear_weight(p.weight, p.x.shape[0])
-    return lambda: operators._linear_pointwise(p.x, packed, p.bias, "none", [], "")
+    x, weight, bias = _multiplied(p.x, p.weight, p.bias)
+    packed = operators._reorder_linear_weight(weight, x.shape[0])
+    return lambda: operators._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 def _eager_conv(p: Conv) -> Run:
@@ -163,9 +170,10 @@ def _mkldnn_conv(p: Conv) -> Run | None:
     if not torch.backends.mkldnn.is_available():
         return None
     operators, ones, padding = torch.ops.mkldnn, (1, 1), p.padding
-    x = p.x.contiguous(memory_format=torch.channels_last)
+    x, weight, bias = _multiplied(p.x, p.weight, p.bias)
+    x = x.contiguous(memory_format=torch.channels_last)
     packed = operators._reorder_convolution_weight(
-        p.weight.contiguous(memory_format=torch.channels_last),
+        weight.contiguous(memory_format=torch.channels_last),
         padding,
         ones,
         ones,
@@ -173,7 +181,7 @@ def _mkldnn_conv(p: Conv) -> Run | None:
         list(x.shape),
     )
     return lambda: operators._convolution_pointwise(
-        x, packed, p.bias, padding, ones, ones, p.groups, "none", [], ""
+        x, packed, bias, padding, ones, ones, p.groups, "none", [], ""
     )
 
 
@@ -248,9 +256,9 @@ def _ipex_conv(p: Conv) -> Run | None:
 _DTYPES = ("float32", "bfloat16", "float16")
 register("gemm", EAGER, _DTYPES, _eager_linear)
 register("gemm", "mkl", ("float32",), _mkl_linear)
-register("gemm", "mkldnn", _DTYPES, _mkldnn_linear)
+register("gemm", "mkldnn", _DTYPES, _mkldnn_linear, version=lambda: "widened")
 register("conv", EAGER, _DTYPES, _eager_conv)
-register("conv", "mkldnn", _DTYPES, _mkldnn_conv)
+register("conv", "mkldnn", _DTYPES, _mkldnn_conv, version=lambda: "widened")
 for _kind, _prepare in (("gemm", _ipex_linear), ("conv", _ipex_conv)):
     register(_kind, "ipex", ("float32", "bfloat16"), _prepare, version=ipex.version)
 # NNPACK has no groups, and its gain is in the 3x3 convolutions.

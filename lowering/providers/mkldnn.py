@@ -18,7 +18,7 @@ from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights, Place
-from lowering.providers import mkldnn_transposed, post_ops
+from lowering.providers import half_precision, mkldnn_transposed, post_ops
 from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
@@ -60,6 +60,8 @@ def _one_linear(activation: str, a: float, b: float, in_out: bool = False) -> Ca
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         dtype = input.dtype
+        if half_precision.is_widened(dtype):
+            return linear(input.float(), weight, bias).to(dtype)
         if bias is not None and bias.dtype != dtype:
             bias = bias.to(dtype)
         if not input.numel() or not weight.numel():  # oneDNN has no empty products
@@ -164,6 +166,8 @@ def _one_convolution(
         norm: Sequence[torch.Tensor | None],
     ) -> torch.Tensor:
         dtype = input.dtype
+        if half_precision.is_widened(dtype):
+            return convolution(input.float(), weight, bias, norm).to(dtype)
         if not input.numel() or not weight.numel():  # oneDNN has no empty images
             observing.region_ran("convolution", "eager")
             plain, shift = fold_norm(weight, bias, norm, eps, dtype)
@@ -210,6 +214,8 @@ def _convolution_of_rows(
         norm: Sequence[torch.Tensor | None],
     ) -> torch.Tensor:
         dtype = input.dtype
+        if half_precision.is_widened(dtype):
+            return convolution(input.float(), weight, bias, norm).to(dtype)
         parts = tuple([t for t in (weight, bias, *norm) if t is not None])
         plain, shift = place.get(
             parts, (dtype, eps, "rows"), lambda: fold_norm(weight, bias, norm, eps, dtype)
@@ -307,14 +313,17 @@ def convolution_arguments(match: Convolution, epilogue: Epilogue) -> tuple[Any, 
 def _refuses(match: Convolution) -> str:
     """One-row images through oneDNN's 2-D convolution gain nothing, so they are left alone."""
     lines = match.weight.meta["val"].dim() == 3
-    return "mkldnn takes convolutions of images and volumes only" if lines else ""
+    if lines:
+        return "mkldnn takes convolutions of images and volumes only"
+    return half_precision.refuses(match)
 
 
 def _packed_element(match: Convolution) -> int:
     """For images in rows oneDNN gets the weight as it is, or with its norm folded in."""
     in_rows = match.stands_alone or _is_volume_in_rows(match)
-    as_it_is = in_rows and match.norm is None and not match.casts_weight
-    return 0 if as_it_is else match.dtype.itemsize
+    changed = match.casts_weight or half_precision.is_widened(match.dtype)
+    as_it_is = in_rows and match.norm is None and not changed
+    return 0 if as_it_is else half_precision.element(match)
 
 
 def _declines(match: Convolution) -> str:
@@ -322,7 +331,8 @@ def _declines(match: Convolution) -> str:
     twice as fast: what can be gained is the work that follows."""
     nothing_follows = match.norm is None and all(user.op == "output" for user in match.node.users)
     image = match.weight.meta["val"].dim() == 4  # of single volumes torch's own is slow
-    gains_nothing = image and (match.is_product or nothing_follows) and match.stands_alone
+    easy = image and not half_precision.is_widened(match.dtype)
+    gains_nothing = easy and (match.is_product or nothing_follows) and match.stands_alone
     return "torch's own convolution between images in rows is as fast" if gains_nothing else ""
 
 
@@ -331,7 +341,12 @@ PROVIDER = Provider(
     summary="oneDNN with prepacked weights: linear layers and convolutions in inference",
     probe=probe,
     regions={
-        "linear": RegionMaker(_emit_linear, post_ops.ABILITIES),
+        "linear": RegionMaker(
+            _emit_linear,
+            post_ops.ABILITIES,
+            half_precision.refuses,
+            packed_element=half_precision.element,
+        ),
         "convolution": RegionMaker(
             _emit_convolution,
             post_ops.ABILITIES,

@@ -13,7 +13,7 @@ from lowering.contract import RegionMaker
 from lowering.native.shapes import transposed_sizes
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights
-from lowering.providers import post_ops
+from lowering.providers import half_precision, post_ops
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.transposed_convolution import TransposedConvolution
 
@@ -45,6 +45,9 @@ def _transposed_convolution(
     b: float,
 ) -> Tensor:
     dtype = input.dtype
+    if half_precision.is_widened(dtype):
+        rest = (norm, eps, stride, padding, output_padding, dilation, groups, activation, a, b)
+        return _transposed_convolution(input.float(), weight, bias, *rest).to(dtype)
     if not input.numel():  # oneDNN has no empty images
         observing.region_ran("transposed_convolution", "eager")
         plain = (input, weight.to(dtype), None, stride, padding, dilation, True, output_padding)
@@ -141,14 +144,19 @@ def _refuses(match: TransposedConvolution) -> str:
     if match.weight.meta["val"].dim() not in (4, 5):
         return "mkldnn takes transposed convolutions of images and volumes only"
     sizes = (*match.input.meta["val"].shape, *match.weight.meta["val"].shape)
-    return "" if all(size > 0 for size in sizes if isinstance(size, int)) else "it is empty"
+    if not all(size > 0 for size in sizes if isinstance(size, int)):
+        return "it is empty"
+    return half_precision.refuses(match)
 
 
 def _declines(match: TransposedConvolution) -> str:
     """Groups gain nothing that would outweigh taking images to channels last and back."""
     image = match.weight.meta["val"].dim() == 4
-    gains_nothing = image and match.groups > 1 and match.stands_alone
+    easy = image and not half_precision.is_widened(match.dtype)
+    gains_nothing = easy and match.groups > 1 and match.stands_alone
     return "torch's own groups between images in rows are as fast" if gains_nothing else ""
 
 
-REGION = RegionMaker(_emit, post_ops.ABILITIES, _refuses, _declines)
+REGION = RegionMaker(
+    _emit, post_ops.ABILITIES, _refuses, _declines, packed_element=half_precision.element
+)

@@ -1,0 +1,101 @@
+"""Half precision that the CPU does not multiply itself is computed in float32, compiler or not."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lowering import machine
+from lowering.providers import half_precision
+from tests.support.compiling import compile_at
+from tests.support.regions import no_cached_graphs, region_rows
+from tests.support.reports import graph_reports
+
+pytestmark = pytest.mark.skipif("avx2" not in machine.cpu().isa, reason="x86 CPUs only")
+
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+IMAGE = (2, 32, 28, 28)
+LAYERS: dict[str, tuple[str, nn.Module, tuple[int, ...]]] = {
+    "linear": ("linear", nn.Sequential(nn.Linear(512, 512), nn.GELU()), (16, 512)),
+    "convolutions": (
+        "convolution",
+        nn.Sequential(
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 32, 3, stride=2),
+        ),
+        IMAGE,
+    ),
+    "one that stands alone": ("convolution", nn.Conv2d(32, 64, 3, bias=False), IMAGE),
+    "1x1": ("convolution", nn.Conv2d(32, 96, 1), IMAGE),
+    "a volume": ("convolution", nn.Conv3d(16, 16, 3), (1, 16, 12, 20, 20)),
+    "transposed": ("transposed_convolution", nn.ConvTranspose2d(32, 32, 4, 2, 1), IMAGE),
+}
+
+
+@HALVES
+@pytest.mark.parametrize("name", LAYERS)
+def test_computed_by_onednn(name: str, dtype: torch.dtype) -> None:
+    region, layer, sizes = LAYERS[name]
+    model, x = copy.deepcopy(layer).to(dtype).eval(), torch.randn(sizes).to(dtype)
+    with torch.no_grad(), no_cached_graphs():
+        compiled = compile_at("O1", model)
+        got, own = compiled(x), model(x)
+        exact = copy.deepcopy(model).double()(x.double())
+    assert (got.dtype, got.shape, got.stride()) == (dtype, own.shape, own.stride())
+    assert (got - exact).abs().max() <= 1.25 * (own - exact).abs().max()
+    alone_in_hardware = name in ("one that stands alone", "1x1")
+    if half_precision.is_widened(dtype) or not alone_in_hardware:
+        ((found, provider, *_),) = region_rows(compiled)
+        assert (found, provider) == (region, "mkldnn")
+        widened = "widen-weight" in graph_reports(compiled)[0].regions[0].recipes
+        assert widened == half_precision.is_widened(dtype)
+
+
+@pytest.mark.parametrize(
+    ("isa", "widened"),
+    [("avx2 avx512f", True), ("avx2 avx512f avx512_bf16", False), ("neon bf16", False)],
+)
+def test_what_a_cpu_multiplies_itself_is_not_widened(
+    monkeypatch: pytest.MonkeyPatch, isa: str, widened: bool
+) -> None:
+    cpu = replace(machine.cpu(), isa=frozenset(isa.split()))
+    monkeypatch.setattr(machine, "cpu", lambda: cpu)
+    assert half_precision.is_widened(torch.bfloat16) is widened
+    assert half_precision.is_widened(torch.float16)
+    assert not half_precision.is_widened(torch.float32)
+
+
+def test_one_row_is_left_alone() -> None:
+    """Bound by memory: twice as wide a weight would take twice as long."""
+    model = nn.Linear(2048, 2048).half().eval()
+    compiled = compile_at("O1", model)
+    with torch.no_grad():
+        compiled(torch.randn(1, 2048).half())
+    assert region_rows(compiled) == []
+
+
+@HALVES
+def test_a_weight_that_changes_is_widened_again(dtype: torch.dtype) -> None:
+    model, x = nn.Linear(512, 512).to(dtype).eval(), torch.randn(16, 512).to(dtype)
+    compiled = compile_at("O1", model)
+    with torch.no_grad():
+        compiled(x)
+        model.weight.mul_(2)
+        model.bias.add_(1)
+        expected = model(x)
+        torch.testing.assert_close(compiled(x), expected)
+
+
+def test_weights_that_autocast_rounds_are_left_alone() -> None:
+    model, x = nn.Linear(512, 512).eval(), torch.randn(16, 512)
+    compiled = compile_at("O1", model)
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        got, own = compiled(x), model(x)
+    torch.testing.assert_close(got, own)
+    assert region_rows(compiled) == []
