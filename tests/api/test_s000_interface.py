@@ -289,7 +289,7 @@ def test_s000_19_dtypes_are_those_of_the_capability_table(monkeypatch: pytest.Mo
     assert not provider("cpu").supports_data_type(torch.float8_e5m2)
     assert provider("cpu").supports_data_type(torch.complex64)
     real = devices.probe
-    for isa, has in ((["avx2"], False), (["avx2", "avx512_bf16"], True)):
+    for isa, has in ((["neon"], False), (["avx2"], True), (["avx512_bf16"], True)):
         fake = lambda target, isa=isa: type(real(target)).yes("", features=isa)  # noqa: E731
         monkeypatch.setattr(devices, "probe", fake)
         assert provider("mkldnn").supports_data_type(torch.bfloat16) == has

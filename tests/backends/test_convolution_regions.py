@@ -393,11 +393,6 @@ def test_dynamic_sizes_of_a_returned_image(place: str) -> None:
 @places()
 def test_half_precision(place: str, dtype: torch.dtype) -> None:
     """As the model's own dtype, and through autocast, where the weight stays float32."""
-    ours = provider_at(place) == "openmp"
-    if not ours and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN has no bfloat16 on this processor")
-    if level_of(place) == "O1" and dtype is torch.float16:
-        pytest.skip("nobody takes it")
     plain, x = small_resnet(), image()
     reference = copy.deepcopy(plain).double()(x.double())
     narrow = copy.deepcopy(plain).to(dtype)
@@ -405,8 +400,7 @@ def test_half_precision(place: str, dtype: torch.dtype) -> None:
     with torch.no_grad():
         wide = copy.deepcopy(narrow).double()(x.to(dtype).double())
         assert_contract(compiled(x.to(dtype)), narrow(x.to(dtype)), wide, "model")
-        taken = 2 if ours or dtype is torch.bfloat16 else 0
-        assert count(compiled, place) == taken
+        assert count(compiled, place) == 2
         autocast = compile_in(place, plain)
         with torch.autocast("cpu", dtype):
             assert_contract(autocast(x), plain(x), reference, "autocast")

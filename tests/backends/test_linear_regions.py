@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from lowering.native import library
+from lowering.providers import half_precision
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of, mlp, weight
 from tests.support.numerics import assert_contract
@@ -268,48 +269,46 @@ def test_extreme_layers(place: str) -> None:
 
 # --- half precision -------------------------------------------------------------------------------
 
-# Products of a half precision: where the CPU does not multiply it, our kernels compute in float32,
-# from weights of that dtype.
-HALVES = {
-    ("O1 mkldnn", torch.bfloat16): 2,
-    ("O2 mkldnn", torch.bfloat16): 2,
-    ("O2 openmp", torch.bfloat16): 2,
-    ("O1 mkldnn", torch.float16): 0,
-    ("O2 mkldnn", torch.float16): 0,
-    ("O2 openmp", torch.float16): 2,
-}
+# Where the CPU does not multiply a half precision, it is computed in float32, from weights of that
+# dtype.
+HALVES = [
+    (place, dtype)
+    for place in ("O1 mkldnn", "O2 mkldnn", "O2 openmp")
+    for dtype in (torch.bfloat16, torch.float16)
+]
+
+
+def widens(place: str, dtype: torch.dtype) -> bool:
+    if provider_at(place) == "openmp":
+        return dtype is torch.float16 or not library.multiplies_bfloat16()
+    return half_precision.is_widened(dtype)
 
 
 def needs(place: str, dtype: torch.dtype) -> None:
-    if provider_at(place) == "openmp" or dtype is not torch.bfloat16:
+    if widens(place, dtype) or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN has no bfloat16 on this processor")
+    pytest.skip("oneDNN has no bfloat16 on this processor")
 
 
 @pytest.mark.parametrize(("place", "dtype"), HALVES, ids=str)
 def test_half_precision_models(place: str, dtype: torch.dtype) -> None:
     needs(place, dtype)
     model, x = mlp().to(dtype), torch.randn(20, 64).to(dtype)
-    compiled, count = compile_in(place, model), HALVES[place, dtype]
+    compiled = compile_in(place, model)
     for _ in range(2):
         hold(compiled, model, x)
-    rows = [("linear", provider_at(place), count, 2 * count)] if count else []
-    assert_regions(compiled, *rows)
+    assert_regions(compiled, ("linear", provider_at(place), 2, 4))
 
 
 @pytest.mark.parametrize(("place", "dtype"), HALVES, ids=str)
 def test_autocast(place: str, dtype: torch.dtype) -> None:
     """The weight stays float32; what is kept packed is its other form, and it stays fresh.
 
-    Those of our kernels that widen would compute with weights that were not rounded, and do not
-    take it.
+    Kernels that widen would compute with weights that were not rounded, and do not take it.
     """
     needs(place, dtype)
     model, x = mlp(), torch.randn(20, 64)
     compiled = compile_in(place, model)
-    widens = dtype is torch.float16 or not library.multiplies_bfloat16()
-    count = 0 if provider_at(place) == "openmp" and widens else HALVES[place, dtype]
     wide = copy.deepcopy(model).double()
     for call in range(2):
         with torch.no_grad():
@@ -318,7 +317,7 @@ def test_autocast(place: str, dtype: torch.dtype) -> None:
                 assert_contract(compiled(x), model(x), reference, f"call {call}")
             model[0].weight.mul_(-1)
     assert not torch.equal(reference, wide(x.double()))
-    rows = [("linear", provider_at(place), count, 2 * count)] if count else []
+    rows = [] if widens(place, dtype) else [("linear", provider_at(place), 2, 4)]
     assert_regions(compiled, *rows)
 
 
