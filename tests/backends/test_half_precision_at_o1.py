@@ -48,7 +48,10 @@ def test_computed_by_onednn(name: str, dtype: torch.dtype) -> None:
         got, own = compiled(x), model(x)
         exact = copy.deepcopy(model).double()(x.double())
     assert (got.dtype, got.shape, got.stride()) == (dtype, own.shape, own.stride())
-    assert (got - exact).abs().max() <= 1.25 * (own - exact).abs().max()
+    slack = (
+        1.25 if half_precision.is_widened(dtype) else 2
+    )  # else BatchNorm's weight is rounded, too
+    assert (got - exact).abs().max() <= slack * (own - exact).abs().max()
     alone_in_hardware = name in ("one that stands alone", "1x1")
     if half_precision.is_widened(dtype) or not alone_in_hardware:
         ((found, provider, *_),) = region_rows(compiled)
