@@ -17,6 +17,7 @@ Layer = Linear | Convolution | TransposedConvolution
 
 
 def is_widened(dtype: torch.dtype) -> bool:
+    """float16 always: on a CPU that multiplies it itself, calibration finds out who is faster."""
     if dtype is torch.bfloat16:
         isa = machine.cpu().isa
         return "avx2" in isa and "avx512_bf16" not in isa

@@ -333,8 +333,8 @@ TARGET = Target(
                 min_flops=4 << 20,
                 shape_classes=frozenset({"small", "large"}) if region == "linear" else None,
                 why="what the CPU does not multiply itself is computed in float32 from weights "
-                "that were widened once: three to five times as fast as eager in bfloat16, five to "
-                "seventy in float16 (a Xeon with AVX-512); one row would read twice the memory",
+                "that were widened once: 1.5 to 5 times as fast as eager in bfloat16, 5 to 70 "
+                "times in float16 (a Xeon with AVX-512); one row would read twice the memory",
             )
             for region in ("linear", "convolution", "transposed_convolution")
         ),
