@@ -119,6 +119,8 @@ def _limits(row: CapabilityRow) -> str:
         limits.append("not " + ", ".join(sorted(row.refused_ops)))
     if row.refused_complex_ops:
         limits.append("of complex numbers not " + ", ".join(sorted(row.refused_complex_ops)))
+    if row.refused_alone:
+        limits.append("not by themselves in float32: " + ", ".join(sorted(row.refused_alone)))
     limits += [f"{name} only with {has}" for name, has in sorted(row.dtype_features)]
     limits += [f"{op} only with {has}: {why}" for op, has, why in sorted(row.op_features)]
     if row.features:

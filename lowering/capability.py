@@ -31,6 +31,7 @@ class CapabilityRow:
     refused_ops: frozenset[str] = frozenset()
     op_features: frozenset[tuple[str, str, str]] = frozenset()  # (op, feature that it needs, why)
     refused_complex_ops: frozenset[str] = frozenset()  # refused where complex numbers are around
+    refused_alone: frozenset[str] = frozenset()  # refused in float32 as a graph's only op
     training: bool = True
     no_training: str = ""  # why it takes inference only, where there is more to say
     dynamic: bool = True
@@ -135,6 +136,8 @@ def _check_values(  # type: ignore[no-untyped-def]
             f"{work.op_count} ops and {work.bytes_moved} bytes; {row.provider} starts to pay at "
             f"{row.min_ops} ops or {min_bytes} bytes",
         )
+    if work.op_count == 1 and work.dtypes == {"float32"} and (ops := work.ops & row.refused_alone):
+        no("too-small", f"{_listed(ops)} by itself leaves {row.provider} nothing to fuse")
     if row.shape_classes is not None and work.shape_class not in row.shape_classes:
         no("shape-unsupported", f"{row.provider} is not used for {work.shape_class} {work.region}s")
     if work.flops < row.min_flops:

@@ -157,9 +157,10 @@ def _recipes(match: Any, maker: RegionMaker) -> list[str]:
         found.append("fold-batch-norm")
     if name := maker.transforms(match)[0]:
         found.append(name)
-    if element > match.dtype.itemsize:
+    stored = match.weight.meta["val"].dtype.itemsize
+    if element > stored:
         found.append("widen-weight")
-    elif match.casts_weight:
+    elif 0 < element < stored:
         found.append("cast-weight")
     return found
 

@@ -315,7 +315,7 @@ def _refuses(match: Convolution) -> str:
     lines = match.weight.meta["val"].dim() == 3
     if lines:
         return "mkldnn takes convolutions of images and volumes only"
-    return half_precision.refuses(match)
+    return ""
 
 
 def _packed_element(match: Convolution) -> int:
@@ -344,7 +344,6 @@ PROVIDER = Provider(
         "linear": RegionMaker(
             _emit_linear,
             post_ops.ABILITIES,
-            half_precision.refuses,
             packed_element=half_precision.element,
         ),
         "convolution": RegionMaker(

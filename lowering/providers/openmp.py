@@ -116,7 +116,7 @@ def _refuses_transposed(match: TransposedConvolution) -> str:
     elsewhere = len(kernel) == 2 and match.dtype is torch.float32
     if elsewhere and outputs > _LANES and 4 * outputs < 3 * lanes:
         return f"{outputs} outputs leave a third of openmp's vectors empty"
-    return _refuses(match)
+    return ""
 
 
 def _emit_product(graph: fx.Graph, match: Product, epilogue: Epilogue) -> fx.Node:
@@ -176,17 +176,10 @@ def _packed_linear_element(match: Linear) -> int:
 
 
 def _refuses_linear(match: Linear) -> str:
-    if _in_bfloat16(match):  # packing rounds, where the graph does
-        return ""
-    if match.dtype is torch.bfloat16 and "avx512_bf16" in machine.cpu().isa:
+    in_hardware = match.dtype is torch.bfloat16 and "avx512_bf16" in machine.cpu().isa
+    if in_hardware and not _in_bfloat16(match):
         return "the compiler that built openmp does not know this CPU's bfloat16 products"
-    return _refuses(match)
-
-
-def _refuses(match: Linear | Convolution | TransposedConvolution) -> str:
-    """A weight that the graph rounds (autocast) would be widened from its unrounded values."""
-    rounded = match.weight.meta["val"].dtype.itemsize > match.dtype.itemsize
-    return "openmp does not round weights to half precision" if rounded else ""
+    return ""
 
 
 def _refuses_convolution(match: Convolution) -> str:
@@ -202,7 +195,7 @@ def _refuses_convolution(match: Convolution) -> str:
     others = match.groups > 1 and len(taps) == 2 and max(taps) > 1
     if others and not fills and match.dtype is torch.float32:
         return f"groups of {inputs} inputs and {outputs} outputs do not fill openmp's vectors"
-    return _refuses(match)
+    return ""
 
 
 _LANES = 16  # of the widest vectors, AVX-512's

@@ -12,6 +12,7 @@ from torch import nn
 from lowering import machine
 from lowering.providers import half_precision
 from tests.support.compiling import compile_at
+from tests.support.numerics import assert_contract
 from tests.support.regions import no_cached_graphs, region_rows
 from tests.support.reports import graph_reports
 
@@ -38,6 +39,9 @@ LAYERS: dict[str, tuple[str, nn.Module, tuple[int, ...]]] = {
 }
 
 
+_ALONE = ("one that stands alone", "1x1")  # left to torch where the CPU has products for them
+
+
 @HALVES
 @pytest.mark.parametrize("name", LAYERS)
 def test_computed_by_onednn(name: str, dtype: torch.dtype) -> None:
@@ -52,8 +56,7 @@ def test_computed_by_onednn(name: str, dtype: torch.dtype) -> None:
         1.25 if half_precision.is_widened(dtype) else 2
     )  # else BatchNorm's weight is rounded, too
     assert (got - exact).abs().max() <= slack * (own - exact).abs().max()
-    alone_in_hardware = name in ("one that stands alone", "1x1")
-    if half_precision.is_widened(dtype) or not alone_in_hardware:
+    if half_precision.is_widened(dtype) or name not in _ALONE:
         ((found, provider, *_),) = region_rows(compiled)
         assert (found, provider) == (region, "mkldnn")
         widened = "widen-weight" in graph_reports(compiled)[0].regions[0].recipes
@@ -95,10 +98,27 @@ def test_a_weight_that_changes_is_widened_again(dtype: torch.dtype) -> None:
         torch.testing.assert_close(compiled(x), expected)
 
 
-def test_weights_that_autocast_rounds_are_left_alone() -> None:
-    model, x = nn.Linear(512, 512).eval(), torch.randn(16, 512)
-    compiled = compile_at("O1", model)
-    with torch.no_grad(), torch.autocast("cpu", torch.float16):
-        got, own = compiled(x), model(x)
-    torch.testing.assert_close(got, own)
-    assert region_rows(compiled) == []
+AT_O1 = [("O1", name) for name in LAYERS if name not in _ALONE]
+
+
+@HALVES
+@pytest.mark.parametrize(("level", "name"), [*AT_O1, ("O2", "linear"), ("O2", "convolutions")])
+def test_weights_that_autocast_would_round(level: str, name: str, dtype: torch.dtype) -> None:
+    """They are taken in float32, as the model holds them, and follow it when they change."""
+    region, layer, sizes = LAYERS[name]
+    model, x = copy.deepcopy(layer).eval(), torch.randn(sizes)
+    with torch.no_grad(), no_cached_graphs():
+        compiled = compile_at(level, model)
+        for _ in range(2):
+            with torch.autocast("cpu", dtype):
+                got, own = compiled(x), model(x)
+            exact = copy.deepcopy(model).double()(x.double())
+            assert (got.dtype, got.shape, got.stride()) == (dtype, own.shape, own.stride())
+            assert_contract(got, own, exact, "autocast")
+            for weight in model.parameters():
+                weight.mul_(1.5)
+    (row,) = graph_reports(compiled)[0].regions
+    assert (row.name, row.provider in ("mkldnn", "openmp")) == (region, True)
+    in_hardware = not half_precision.is_widened(dtype)
+    assert ("cast-weight" in row.recipes) == (in_hardware and row.provider == "mkldnn")
+    assert "widen-weight" not in row.recipes

@@ -34,14 +34,21 @@ def size_limits_lifted() -> AbstractContextManager[None]:
     saves. Test inputs are tiny: with the limits in force a test of the lowerings would compare
     eager with eager and prove nothing.
     """
-    return _rows_of_the_cpu(min_ops=0, min_bytes=0, min_flops=0, shape_classes=None)
+    return _rows_of_the_cpu(**_WITHOUT_LIMITS)
 
 
 def every_row_applies() -> AbstractContextManager[None]:
     """As `size_limits_lifted`, and on every processor, also where a library is slow."""
-    return _rows_of_the_cpu(
-        min_ops=0, min_bytes=0, min_flops=0, shape_classes=None, features=frozenset()
-    )
+    return _rows_of_the_cpu(**_WITHOUT_LIMITS, features=frozenset())
+
+
+_WITHOUT_LIMITS: dict[str, Any] = {
+    "min_ops": 0,
+    "min_bytes": 0,
+    "min_flops": 0,
+    "shape_classes": None,
+    "refused_alone": frozenset(),
+}
 
 
 @contextmanager

@@ -85,6 +85,10 @@ def test_is_pure() -> None:
     assert check(STRICTEST, WORST, NOWHERE) == check(STRICTEST, WORST, NOWHERE)
 
 
+ONE, FLOATS = frozenset({"a"}), frozenset({"float32"})
+ALONE = {"refused_alone": ONE}
+
+
 @pytest.mark.parametrize(
     ("row", "work", "expected"),
     [
@@ -110,6 +114,12 @@ def test_is_pure() -> None:
             Work(op_count=1, bytes_moved=199),
             [],
         ),
+        # by itself: no other op but views, and float32
+        (ALONE, Work(ops=ONE, op_count=1, dtypes=FLOATS), ["too-small"]),
+        (ALONE, Work(ops=ONE | {"view"}, op_count=1, dtypes=FLOATS), ["too-small"]),
+        (ALONE, Work(ops=ONE, op_count=2, dtypes=FLOATS), []),
+        (ALONE, Work(ops=ONE, op_count=1, dtypes=frozenset({"float64"})), []),
+        (ALONE, Work(ops=frozenset({"b"}), op_count=1, dtypes=FLOATS), []),
         ({"min_flops": 10}, Work(flops=9), ["too-small"]),
         ({"min_flops": 10}, Work(flops=10), []),
         ({"training": False}, Work(), []),

@@ -138,6 +138,15 @@ def test_a_small_graph_stays_with_eager() -> None:
     assert rejected(found, "cpu", "inductor") == ["too-small"]
 
 
+def test_what_is_only_one_vector_function_stays_with_eager() -> None:
+    """Torch computes it as fast, and nothing is there to fuse; a sum is not on the list."""
+    large = {"op_count": 1, "bytes_moved": 1 << 30, "dtypes": ("float32",)}
+    found = plan(facts(ops=(("gelu", 1),), **large), settings(), CPU_ONLY)
+    assert found.providers == ("eager",)
+    assert rejected(found, "cpu", "inductor") == ["too-small"]
+    assert plan(facts(ops=(("sum", 1),), **large), settings(), CPU_ONLY).provider == "inductor"
+
+
 OURS = {
     "attention:mha",
     "batch_norm:openmp",
