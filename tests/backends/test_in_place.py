@@ -1,0 +1,170 @@
+"""At O1 slices are written where they lie, unless somebody reads what they overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lowering import in_place
+from tests.support.compiling import compile_at
+from tests.support.modules import Of
+from tests.support.regions import hold, no_cached_graphs, region_rows
+
+LAYER = nn.Linear(256, 256).eval()  # for its sake the graph is not run as Dynamo captured it
+
+
+def windows(x: Tensor) -> Tensor:
+    out = torch.zeros(64, 256)
+    out[:32] = x[:32]
+    out[32:, :100] = x[32:, :100]
+    out[:, 5] = 1.0
+    out[3, 4] = 2
+    return out * 2
+
+
+def a_diagonal_of_a_view(x: Tensor) -> Tensor:
+    out = (x + 1).view(8, 8, 256)
+    out[2:4, 1:7, 10:-3] = x[:12].view(2, 6, 256)[:, :, 10:-3]
+    out.diagonal(0, 0, 1)[:] = 3
+    return out
+
+
+def entries(x: Tensor) -> Tensor:
+    out = x + 1
+    out[torch.arange(3), torch.arange(3)] = 9
+    out.index_add_(0, torch.tensor([1, 2]), torch.ones(2, 256, dtype=x.dtype))
+    out.index_copy_(0, torch.tensor([4]), x[:1])
+    out.scatter_(1, torch.zeros(64, 3, dtype=torch.long), 5.0)
+    return out
+
+
+def what_shares_memory(x: Tensor) -> tuple[Tensor, Tensor]:
+    whole = x * 2
+    row = whole[3]
+    whole[3] = 0
+    return row + 1, whole
+
+
+def parts_of_itself(x: Tensor) -> Tensor:
+    out = x * 1
+    out[2:] = out[:-2].clone()
+    out[:, 1:] = out[:, :-1] + 1
+    out[0] = out[1]
+    out[:2], out[2:4] = out[2:4].clone(), out[:2].clone()
+    return out
+
+
+def another_dtype_and_shape(x: Tensor) -> Tensor:
+    out = torch.zeros(64, 256, dtype=torch.float64)
+    out[1:9] = x[0]
+    return out
+
+
+def a_copy_kept(x: Tensor) -> tuple[Tensor, Tensor]:
+    out = x + 1
+    before = out.clone()
+    out[5:] = 0
+    return out, before
+
+
+IN_PLACE = [
+    *(windows, a_diagonal_of_a_view, entries, what_shares_memory, parts_of_itself),
+    *(another_dtype_and_shape, a_copy_kept),
+]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
+    seen: list[fx.Graph] = []
+    put_back = in_place.put_back
+
+    def watched(graph: fx.Graph) -> None:
+        put_back(graph)
+        graph.lint()
+        seen.append(graph)
+
+    monkeypatch.setattr(in_place, "put_back", watched)
+    return seen
+
+
+def copies(graph: fx.Graph) -> list[str]:
+    """What makes a new tensor out of one with something replaced."""
+    named = [node.target.name() for node in graph.nodes if hasattr(node.target, "name")]
+    last = ("_scatter", "::index_put", "::index_copy", "::index_add", "::scatter")
+    return [name for name in named if name.split(".")[0].endswith(last)]
+
+
+@pytest.mark.parametrize("write", IN_PLACE)
+def test_written_where_it_lies(write: Callable, graphs: list[fx.Graph]) -> None:
+    module = Of(lambda self, x: write(self.layer(x)), layer=LAYER)
+    with torch.no_grad(), no_cached_graphs():
+        compiled = compile_at("O1", module)
+        for _ in range(2):
+            hold(compiled, module, torch.randn(64, 256))
+    assert region_rows(compiled)[0][0] == "linear"
+    (graph,) = graphs
+    assert copies(graph) == []
+
+
+def written_inputs(x: Tensor, y: Tensor) -> Tensor:
+    y[:, :3] = x[:, :3]
+    return y.sum()
+
+
+aten = torch.ops.aten
+
+
+def the_old_values_read_later(x: Tensor) -> Tensor:
+    old = x * 2
+    return aten.slice_scatter(old, x[:4], 0, 0, 4) + old
+
+
+def a_view_read_later(x: Tensor) -> Tensor:
+    old = x * 2
+    view = old.view(-1)[:100]
+    return aten.select_scatter(old, x[0], 0, 1).sum() + view.sum()
+
+
+def both_returned(x: Tensor) -> tuple[Tensor, Tensor]:
+    old = x * 2
+    return aten.select_scatter(old, x[0], 0, 1), old
+
+
+def the_callers_own(x: Tensor) -> Tensor:
+    return aten.slice_scatter(x, x[:4] * 2, 0, 0, 4)
+
+
+def entries_of_itself(x: Tensor) -> Tensor:
+    old = x * 2
+    return aten.index_put(old, [torch.tensor([1, 2])], old[:2])
+
+
+KEPT = [
+    *(the_old_values_read_later, a_view_read_later, both_returned),
+    *(the_callers_own, entries_of_itself),
+]
+
+
+@pytest.mark.parametrize("compute", KEPT)
+def test_what_is_read_again_is_copied(compute: Callable) -> None:
+    x = torch.randn(64, 256)
+    module = make_fx(compute, tracing_mode="fake")(x)
+    in_place.put_back(module.graph)
+    module.recompile()
+    assert len(copies(module.graph)) == 1
+    kept = x.clone()
+    torch.testing.assert_close(module(x), compute(x), rtol=0, atol=0)
+    assert torch.equal(x, kept)
+
+
+def test_the_caller_sees_what_is_written() -> None:
+    x, ours = torch.randn(64, 256), torch.randn(64, 256)
+    eagers = ours.clone()
+    compiled = compile_at("O1", lambda x, y: written_inputs(LAYER(x), y))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, ours), written_inputs(LAYER(x), eagers))
+    torch.testing.assert_close(ours, eagers)
