@@ -69,19 +69,18 @@ static inline vec power_of_fraction(vec f) {
   return fma(p, f, splat(1.0f));
 }
 
-// 2^x for x <= 0, to 1e-7, for sums of exponentials, which need no better: minus infinity gives 0,
-// and what would be denormal gives something denormal.
+// 2^x for x <= 0, to 1e-7, for sums of exponentials, which need no better. What would be denormal is
+// 0: masked scores are far below the others, and Intel's CPUs take a hundred times as long to make
+// a denormal number, and to multiply by it.
 static inline vec exp2_of_nonpositive(vec x) {
+  const vec least = splat(-126.0f), at_least = greater_or_second(least, x);
+  const vec n = nearest_integer(at_least), p = power_of_fraction(at_least - n);
 #if defined(__AVX512F__)
-  x = greater_or_second(splat(-150.0f), x);
-  const vec n = nearest_integer(x);
-  return times_power_of_two(power_of_fraction(x - n), n);
+  const vec power = times_power_of_two(p, n);
 #else
-  x = greater_or_second(splat(-127.0f), x);
-  const vec n = nearest_integer(x);
-  const vec p = power_of_fraction(x - n);
-  return (vec)((ivec)p + (__builtin_convertvector(n, ivec) << 23));  // 1 and -127 make exactly 0
+  const vec power = (vec)((ivec)p + (__builtin_convertvector(n, ivec) << 23));
 #endif
+  return x < least ? vec{} : power;
 }
 
 static inline vec exp(vec x) {

@@ -149,6 +149,20 @@ def test_scores_far_out(queries: int) -> None:
     check("nothing but the lowest number", q, k, v, torch.full_like(mask, lowest))
 
 
+@pytest.mark.parametrize("masked", [-88.0, -100.0, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_what_a_mask_hides_has_no_weight(queries: int, masked: float) -> None:
+    """Denormal weights take Intel's CPUs a hundred times as long: Swin masks by -100."""
+    q, k, v = operands((2, 2, 2, queries, 49, 32))
+    mask = torch.zeros(2, 1, queries, 49)
+    mask[..., 20:] = masked
+    check(f"masked by {masked}", q, k, v, mask)
+    v[:, :, 20:] = torch.finfo(torch.float32).max  # what is lost of it is below 1e-38 of this
+    hidden = compute(q * 0, k, v, mask, False, None)
+    seen = compute(q * 0, k[:, :, :20], v[:, :, :20], None, False, None)
+    torch.testing.assert_close(hidden, seen)
+
+
 @pytest.mark.parametrize("queries", [1, 20])
 def test_special_values(queries: int) -> None:
     q, k, v = operands((1, 2, 2, queries, 40, 16))
