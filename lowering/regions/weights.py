@@ -39,6 +39,8 @@ def under_cast(node: Any) -> Any:
     ):
         return node
     source: Any = node.args[0]
+    if "val" not in source.meta:  # a region in half precision, which is no weight
+        return node
     dtypes = (source.meta["val"].dtype, node.meta["val"].dtype)
     return source if all(dtype.is_floating_point for dtype in dtypes) else node
 

@@ -168,7 +168,7 @@ def test_gradients_of_a_grid() -> None:
         compiled = compile_at("O2", warped)
         compiled(x, grid).square().sum().backward()
     warped(x, again).square().sum().backward()
-    torch.testing.assert_close(grid.grad, again.grad)
+    torch.testing.assert_close(grid.grad, again.grad, rtol=1e-4, atol=1e-4)
     assert region_rows(compiled) == [("resampling", "eager", 1, 1)]
 
 
