@@ -36,7 +36,7 @@ _ALIASES = (aten._unsafe_view.default, operator.getitem)  # although no schema s
 
 
 def put_back(graph: fx.Graph) -> None:
-    """Of every write into memory that the graph made itself and that is not read again."""
+    """Of every write into memory of the graph's own, or an input's, that is not read again."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     writes = [node for node in graph.nodes if node.target in _PARTS or node.target in _ENTRIES]
     for node in writes:
@@ -51,19 +51,38 @@ def _may_overwrite(node: fx.Node, order: dict[fx.Node, int]) -> bool:
     memory = _memory(base)
     if memory is None or not _lie_alike(base, node):
         return False
+    written_back = _written_back(memory)
+    if memory.op == "placeholder" and (written_back is None or _is_returned(node)):
+        return False
     others = [given for given in node.all_input_nodes if given is not base]
     if node.target in _ENTRIES and any(_may_lie_in(memory, given) for given in others):
         return False
-    return all(order.get(user, -1) < order[node] for user in _readers(memory) if user is not node)
+    readers = (user for user in _readers(memory) if user not in (node, written_back))
+    return all(order.get(reader, -1) < order[node] for reader in readers)
 
 
 def _memory(node: fx.Node) -> fx.Node | None:
-    """What made the memory that this is a view of, if that is an operator of this graph."""
+    """What made the memory that this is a view of: an operator of torch's, or the caller."""
     while _is_view(node) and len(node.all_input_nodes) == 1:
         (node,) = node.all_input_nodes
     target = node.target
     by_torch = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
-    return node if by_torch and not _is_view(node) else None
+    is_known = node.op == "placeholder" or (by_torch and not _is_view(node))
+    return node if is_known else None
+
+
+def _written_back(memory: fx.Node) -> fx.Node | None:
+    """Where an input gets its new value, at the end of the graph, if that is no part of the old."""
+    for user in memory.users:
+        if user.target is aten.copy_.default and user.args[0] is memory:
+            value: Any = user.args[1]
+            return None if _may_lie_in(memory, value) else user
+    return None
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """The caller would get the input itself, where a tensor of its own is promised."""
+    return any(reader.op == "output" for reader in _readers(node))
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -102,6 +121,10 @@ def _write(graph: fx.Graph, node: fx.Node) -> None:
             _write_part(graph, base, node)
     node.replace_all_uses_with(base)
     graph.erase_node(node)
+    for user in list(base.users):
+        if user.target is aten.copy_.default and user.args[:2] == (base, base):
+            user.replace_all_uses_with(base)
+            graph.erase_node(user)
 
 
 def _write_part(graph: fx.Graph, whole: fx.Node, node: fx.Node) -> None:

@@ -110,11 +110,6 @@ def test_written_where_it_lies(write: Callable, graphs: list[fx.Graph]) -> None:
     assert copies(graph) == []
 
 
-def written_inputs(x: Tensor, y: Tensor) -> Tensor:
-    y[:, :3] = x[:, :3]
-    return y.sum()
-
-
 aten = torch.ops.aten
 
 
@@ -161,10 +156,69 @@ def test_what_is_read_again_is_copied(compute: Callable) -> None:
     assert torch.equal(x, kept)
 
 
-def test_the_caller_sees_what_is_written() -> None:
-    x, ours = torch.randn(64, 256), torch.randn(64, 256)
-    eagers = ours.clone()
-    compiled = compile_at("O1", lambda x, y: written_inputs(LAYER(x), y))
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x, ours), written_inputs(LAYER(x), eagers))
-    torch.testing.assert_close(ours, eagers)
+def a_cache(x: Tensor, kept: Tensor) -> Tensor:
+    kept.index_copy_(0, torch.arange(64), x)
+    kept[70:80, 3:] = 1
+    return kept @ x.t()
+
+
+def a_part_of_itself(x: Tensor, kept: Tensor) -> Tensor:
+    kept[:64] = x
+    kept[1:65] = kept[:64].clone()
+    return x.sum()
+
+
+def something_else_in_the_end(x: Tensor, kept: Tensor) -> Tensor:
+    kept[:64] = x
+    kept.mul_(2)
+    return kept[3]
+
+
+def itself(x: Tensor, kept: Tensor) -> Tensor:
+    kept[:64] = x
+    return kept
+
+
+def its_old_values(x: Tensor, kept: Tensor) -> Tensor:
+    old = kept.clone()
+    kept[:64] = x
+    return old + kept
+
+
+OF_THE_CALLER = [a_cache, a_part_of_itself, something_else_in_the_end, itself, its_old_values]
+
+
+@pytest.mark.parametrize("write", OF_THE_CALLER)
+def test_the_caller_sees_what_is_written(write: Callable, graphs: list[fx.Graph]) -> None:
+    module = Of(lambda self, x, kept: write(self.layer(x), kept), layer=LAYER)
+    kept = torch.randn(100, 256)
+    eagers = kept.clone()
+    with torch.no_grad(), no_cached_graphs():
+        compiled = compile_at("O1", module)
+        for _ in range(3):
+            x = torch.randn(64, 256)
+            got, own = compiled(x, kept), module(x, eagers)
+            torch.testing.assert_close(got, own, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(kept, eagers, rtol=1e-4, atol=1e-4)
+            assert (got.data_ptr() == kept.data_ptr()) == (own.data_ptr() == eagers.data_ptr())
+    (graph,) = graphs
+    assert copies(graph) == []
+
+
+def test_old_values_that_are_returned_stay() -> None:
+    """The new ones are written back in the end, and must not be there before."""
+
+    def both(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        new = aten.slice_scatter(kept, x[:4], 0, 0, 4)
+        sums = new.sum(0) - kept.sum(0)
+        kept.copy_(new)
+        return sums, new
+
+    x, kept = torch.randn(64, 256), torch.randn(64, 256)
+    module = make_fx(both, tracing_mode="fake")(x, kept)
+    in_place.put_back(module.graph)
+    module.recompile()
+    assert len(copies(module.graph)) == 1
+    eagers = kept.clone()
+    torch.testing.assert_close(module(x, kept), both(x, eagers), rtol=0, atol=0)
+    assert torch.equal(kept, eagers)
