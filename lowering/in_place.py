@@ -39,9 +39,10 @@ def put_back(graph: fx.Graph) -> None:
     """Of every write into memory of the graph's own, or an input's, that is not read again."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     writes = [node for node in graph.nodes if node.target in _PARTS or node.target in _ENTRIES]
+    overwritten: set[fx.Node] = set()
     for node in writes:
         if _may_overwrite(node, order):
-            _write(graph, node)
+            _write(graph, node, overwritten)
     if writes:
         graph.eliminate_dead_code()
 
@@ -112,13 +113,18 @@ def _may_lie_in(memory: fx.Node, node: fx.Node) -> bool:
     return node is memory or any(_may_lie_in(memory, given) for given in before)
 
 
-def _write(graph: fx.Graph, node: fx.Node) -> None:
+def _write(graph: fx.Graph, node: fx.Node, overwritten: set[fx.Node]) -> None:
     base: Any = node.args[0]
+    memory = _memory(base)
+    assert memory is not None, "it was looked for before"
     with graph.inserting_before(node):
         if node.target in _ENTRIES:
             graph.call_function(_ENTRIES[node.target], node.args, node.kwargs)
         else:
-            _write_part(graph, base, node)
+            # Only what nobody has overwritten since may be read later than the graph reads it.
+            late = not any(_may_lie_in(one, given) for one in overwritten for given in _given(node))
+            _write_part(graph, base, node, memory, late)
+    overwritten.add(memory)
     node.replace_all_uses_with(base)
     graph.erase_node(node)
     for user in list(base.users):
@@ -127,18 +133,26 @@ def _write(graph: fx.Graph, node: fx.Node) -> None:
             graph.erase_node(user)
 
 
-def _write_part(graph: fx.Graph, whole: fx.Node, node: fx.Node) -> None:
+def _given(node: Any) -> Iterator[fx.Node]:
+    """The values that end in a part, from the part itself on to what the last one is a copy of."""
+    while node.target in (*_PARTS, aten.copy.default):
+        node = node.args[1]
+        yield node
+
+
+def _write_part(
+    graph: fx.Graph, whole: fx.Node, node: fx.Node, memory: fx.Node, late: bool
+) -> None:
     """`node` is `whole` with a part replaced; the part may itself be one with a part replaced."""
     base, given, *where = node.args
     value: Any = given
     part = graph.call_function(_PARTS[node.target], (whole, *where), node.kwargs)
-    if _is_part_of(value, base, where, node):
-        _write_part(graph, part, value)
+    if late and _is_part_of(value, base, where, node):
+        _write_part(graph, part, value, memory, late)
         return
-    memory = _memory(whole)
-    assert memory is not None, "it was looked for before"
-    if value.target is aten.copy.default and not _may_lie_in(memory, value.args[1]):
-        value = value.args[1]
+    copied = value.args[1] if late and value.target is aten.copy.default else value
+    if not _may_lie_in(memory, copied):
+        value = copied
     if _may_lie_in(memory, value):  # what is read is to be read before it is written
         value = graph.call_function(aten.clone.default, (value,))
     graph.call_function(aten.copy_.default, (part, value))

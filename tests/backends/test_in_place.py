@@ -205,6 +205,31 @@ def test_the_caller_sees_what_is_written(write: Callable, graphs: list[fx.Graph]
     assert copies(graph) == []
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_overwritten_meanwhile_was_read_before(nested: bool) -> None:
+    """Parts are written back when the whole is read, which may be long after they were made."""
+
+    def moved(x: Tensor) -> tuple[Tensor, Tensor]:
+        out, other = x * 1, x * 2
+        row = aten.select(out, 0, 0)
+        if nested:
+            part = aten.copy(
+                aten.slice(row, 0, 3, 9), aten.slice(aten.select(other, 0, 1), 0, 3, 9)
+            )
+            value = aten.slice_scatter(row, part, 0, 3, 9)
+        else:
+            value = aten.copy(row, aten.select(other, 0, 1))
+        other = aten.select_scatter(other, x[0], 0, 1)
+        return aten.select_scatter(out, value, 0, 0), other
+
+    x = torch.randn(64, 256)
+    module = make_fx(moved, tracing_mode="fake")(x)
+    in_place.put_back(module.graph)
+    module.recompile()
+    torch.testing.assert_close(module(x), moved(x), rtol=0, atol=0)
+    assert copies(module.graph) == (["aten::slice_scatter"] if nested else [])
+
+
 def test_old_values_that_are_returned_stay() -> None:
     """The new ones are written back in the end, and must not be there before."""
 
