@@ -43,7 +43,7 @@ def put_back(graph: fx.Graph) -> None:
     for node in writes:
         if _may_overwrite(node, order):
             _write(graph, node, overwritten)
-    if writes:
+    if overwritten:
         graph.eliminate_dead_code()
 
 
@@ -100,17 +100,19 @@ def _lie_alike(one: fx.Node, other: fx.Node) -> bool:
     return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
 
 
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
+def _readers(node: fx.Node) -> set[fx.Node]:
     """Of its memory: its users, and those of what may be a view of it."""
-    for user in node.users:
-        yield user
-        if _is_view(user):
-            yield from _readers(user)
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        new = set(waiting.pop().users) - found
+        found |= new
+        waiting += filter(_is_view, new)
+    return found
 
 
 def _may_lie_in(memory: fx.Node, node: fx.Node) -> bool:
-    before = node.all_input_nodes if _is_view(node) else ()
-    return node is memory or any(_may_lie_in(memory, given) for given in before)
+    return node is memory or (_is_view(node) and node in _readers(memory))
 
 
 def _write(graph: fx.Graph, node: fx.Node, overwritten: set[fx.Node]) -> None:

@@ -313,9 +313,7 @@ def convolution_arguments(match: Convolution, epilogue: Epilogue) -> tuple[Any, 
 def _refuses(match: Convolution) -> str:
     """One-row images through oneDNN's 2-D convolution gain nothing, so they are left alone."""
     lines = match.weight.meta["val"].dim() == 3
-    if lines:
-        return "mkldnn takes convolutions of images and volumes only"
-    return ""
+    return "mkldnn takes convolutions of images and volumes only" if lines else ""
 
 
 def _packed_element(match: Convolution) -> int:

@@ -144,9 +144,8 @@ def _refuses(match: TransposedConvolution) -> str:
     if match.weight.meta["val"].dim() not in (4, 5):
         return "mkldnn takes transposed convolutions of images and volumes only"
     sizes = (*match.input.meta["val"].shape, *match.weight.meta["val"].shape)
-    if not all(size > 0 for size in sizes if isinstance(size, int)):
-        return "it is empty"
-    return ""
+    empty = any(size == 0 for size in sizes if isinstance(size, int))
+    return "it is empty" if empty else ""
 
 
 def _declines(match: TransposedConvolution) -> str:

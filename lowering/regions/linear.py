@@ -46,10 +46,6 @@ class Linear:
         first, second = self.weight.meta["val"].shape
         return (first, second) if self.in_out else (second, first)
 
-    @property
-    def casts_weight(self) -> bool:
-        return self.weight.meta["val"].dtype != self.dtype
-
     def work(self) -> Work:
         weight = self.weight.meta["val"]
         return Work(

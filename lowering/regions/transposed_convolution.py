@@ -39,10 +39,6 @@ class TransposedConvolution:
         return self.node.meta["val"].dtype
 
     @property
-    def casts_weight(self) -> bool:
-        return self.weight.meta["val"].dtype != self.dtype
-
-    @property
     def stands_alone(self) -> bool:
         return rows.stands_alone(self.node, self.input)
 
