@@ -5,6 +5,7 @@ Everything here degrades to "unknown" when a newer torch has moved it, and never
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import types
@@ -145,6 +146,19 @@ def control_flow_errors() -> tuple[type[BaseException], ...]:
 
     names = ("RestartAnalysis", "SkipFrame", "TensorifyScalarRestartAnalysis")
     return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
+
+
+def calls_of_other_threads() -> contextlib.AbstractContextManager[Any]:
+    """While a backend traces, compiled functions that other threads call run instead of raising.
+
+    FX's mark of a trace in work belongs to the process, and Dynamo takes it for the caller's own.
+    Before torch 2.13, which looks twice, such a call runs uncompiled.
+    """
+    name = "error_on_nested_fx_trace"
+    if not hasattr(torch._dynamo.config, name):
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[Any] = torch._dynamo.config.patch(name, False)
+    return patched
 
 
 def minifying() -> bool:

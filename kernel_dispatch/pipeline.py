@@ -66,7 +66,7 @@ def compile_graph(
     """One graph, as torch hands it over."""
     try:
         settings = resolve(mode, options)
-        with _compiling:
+        with _compiling, dynamo.calls_of_other_threads():
             return _pipeline_or_eager(gm, example_inputs, settings, unknown_kwargs)
     except UnifiedError as error:
         raise dynamo.visible(error) from None
