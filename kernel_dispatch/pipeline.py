@@ -305,6 +305,7 @@ def _request(gm: fx.GraphModule, example_inputs: Sequence[Any], record: GraphRep
         inductor_config=dict(settings.inductor),
         failed_later=lambda error: _backward_failed(record, error),
         left_to_eager=lambda reason: _left_to_eager(record, reason),
+        noted=lambda reason: record.notes.append(str(reason)),
         move_to=record.plan.move_to,
         stays=_resident(gm, record.facts),
         transferred=lambda count: _transferred(record, count),

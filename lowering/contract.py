@@ -87,6 +87,8 @@ class Request:
     failed_later: Callable[[Exception], None] | None = None
     # Called when an operator of the graph turns out to be one that the provider does not have.
     left_to_eager: Callable[[Reason], None] = lambda reason: None
+    # Called with what the report should have as a note: it was done, but not as it was asked for.
+    noted: Callable[[Reason], None] = lambda reason: None
     # For providers that move tensors themselves: the device, which placeholders are parameters or
     # buffers (they stay there), and who counts what was moved.
     move_to: str | None = None

@@ -31,6 +31,8 @@ CODES: dict[str, str] = {
     "over-tolerance": "In fewer bits it would be, or was, further off than `tolerance` allows.",
     "lower-priority": "Another provider that also takes it comes first.",
     "compile-failed": "The lowering raised while compiling; the next provider took over.",
+    "autotuning-failed": "Inductor raised with the measured kernels of O3; the graph was compiled "
+    "without them, as at O2.",
     "run-failed": "The compiled graph raised when it ran; eager took over for this graph.",
     "out-of-memory": "The compiled graph ran out of device memory; eager took over.",
     "internal-error": "A bug of kernel_dispatch itself; the graph runs eagerly. Please report it.",

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from lowering import (
+    autotuning,
     before_autograd,
     convolution_gradients,
     convolution_inputs,
@@ -78,13 +79,14 @@ def compile(request: Request) -> Compiled:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
     regions = [*ahead.regions, *ordered]
     more: dict[str, Any] = {}
-    inner_compile: Any = compile_fx_inner
+    generate: Any = autotuning.or_without(compile_fx_inner, request.noted)
+    inner_compile = generate
     takes_regions, autocast = bool(request.region_rows or request.only_plan), _autocast(request)
     if takes_regions or autocast:
         users = config.get("post_grad_custom_pre_pass")
         config["post_grad_custom_pre_pass"] = _in_cache_keys(request, autocast, users)
     if takes_regions:
-        inner_compile = _with_regions(request, regions)
+        inner_compile = _with_regions(request, regions, generate)
     if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
         with inductor_config.patch(config):  # which operators are taken apart depends on it
             more["decompositions"] = vocabulary.table()
@@ -121,10 +123,9 @@ def _wants_whole_operators(request: Request) -> bool:
     return bool(emitting) and not request.training
 
 
-def _with_regions(request: Request, taken: list[Region]) -> Any:
+def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
     """Inductor's compile function behind our regions, for forward and backward graphs alike."""
     from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx_inner
 
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         pooling.put_right(module.graph)
@@ -148,7 +149,7 @@ def _with_regions(request: Request, taken: list[Region]) -> Any:
             module.recompile()
         written_first.mark(module.graph)
         with inductor_config.patch(_layouts_of(module.graph, request)):
-            return compile_fx_inner(module, example_inputs, **kwargs)
+            return generate(module, example_inputs, **kwargs)
 
     return inner_compile
 
