@@ -141,3 +141,25 @@ def test_a_mask_that_is_changed_afterwards() -> None:
     kept = first.clone()
     compiled(-x).logical_not_()
     assert first.equal(kept)
+
+
+WRITTEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "whole": lambda x, m: torch.where(m.logical_or_(x > 0), x, -x),
+    "copied into": lambda x, m: torch.where(m.copy_(x > 0.5), x, 0.0),
+    "a part": lambda x, m: (m[:, :40].logical_not_(), torch.where(m, x, -x))[1],
+    "rows by number": lambda x, m: m.index_fill_(0, torch.tensor([0, 2]), True).sum(1) + x.sum(1),
+    "filled": lambda x, m: x.masked_fill(m.masked_fill_(x > 1, True), 0.0),
+}
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_callers_mask_is_written(name: str, level: str) -> None:
+    function = WRITTEN[name]
+    compiled = compile_at(level, function)
+    for _ in range(2):
+        x, m = torch.randn(50, 90), mask(50, 90)
+        again = m.clone()
+        torch.testing.assert_close(compiled(x, m), function(x, again))
+        assert m.equal(again)
+    assert_ran_as_planned(compiled, level)
