@@ -23,7 +23,17 @@ aten = torch.ops.aten
 
 Strides = Mapping[fx.Node, Sequence[Any]]
 # Operators of torch that read memory as it lies.
-_READ_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default)
+_READ_MEMORY = (
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+    aten.resize.default,
+    aten.view.dtype,
+    aten.view_as_complex.default,
+)
+# Operators of torch that raise where memory has gaps or another order, as their callers have seen
+# to that: what they read is in rows, or whole images channels last.
+_READ_DENSE = (aten.native_group_norm.default, aten._pdist_forward.default)
 # Operators of ours that write rows if told so: of any image, of one in rows.
 _WRITE_ROWS = ("kernel_dispatch::openmp_convolution", "kernel_dispatch::mkldnn_convolution")
 _FROM_ROWS_ONLY = ("kernel_dispatch::mkldnn_convolution",)
@@ -138,12 +148,22 @@ def copied(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
 
 
 def _sees_layout(user: fx.Node) -> bool:
-    if user.op == "output" or user.target in _READ_MEMORY:
+    if user.op == "output" or user.target in _READ_MEMORY or _draws_in_order(user):
         return True
+    if user.target in _READ_DENSE:
+        read: torch.Tensor = user.all_input_nodes[0].meta["val"]
+        return not read.is_contiguous(memory_format=order_of(read))
     if is_view(user):
         return any(map(_sees_layout, user.users))
     namespace = getattr(user.target, "namespace", None) or getattr(user.target, "__module__", "")
     return namespace not in _NAMESPACES
+
+
+def _draws_in_order(user: fx.Node) -> bool:
+    """Random numbers fill memory in its order: the third may belong to another pixel. Attention is
+    marked as drawing, and draws nothing in a graph that regions are taken from."""
+    tags = getattr(user.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags and "attention" not in str(user.target)
 
 
 def _is_read_as_it_lies(node: fx.Node) -> bool:

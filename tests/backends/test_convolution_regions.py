@@ -337,6 +337,62 @@ def test_operators_that_read_memory_as_it_lies() -> None:
             assert count(compiled, place) == (0 if untraced else 1)
 
 
+NORMED: dict[str, Any] = {
+    "some channels": lambda y: functional.group_norm(y[:, :4], 2),
+    "parts of a split": lambda y: torch.cat(
+        [functional.group_norm(part, 1) for part in y.split((2, 6), 1)], 1
+    ),
+    "lines": lambda y: functional.group_norm(y.flatten(2), 4),
+    "every channel": lambda y: functional.group_norm(y, 2),
+    "distances": lambda y: functional.pdist(y.permute(0, 2, 3, 1)[0, :, 0, :]),
+}
+
+
+@pytest.mark.parametrize("name", NORMED)
+@places()
+def test_operators_that_take_dense_memory_only(name: str, place: str) -> None:
+    """Torch's own callers see to it that what they read has no gaps; the trace has only that."""
+
+    def between(m: Any, x: Tensor) -> list[Tensor]:
+        y = m.first(x)
+        return [m.second(y), NORMED[name](y)]
+
+    model = Of(between, first=nn.Conv2d(4, 8, 3), second=nn.Conv2d(8, 4, 3))
+    compiled = compile_in(place, model)
+    for x in (image(batch=1), image(batch=1)):
+        hold(compiled, model, x)
+    assert count(compiled, place) == 2
+    assert_ran_as_planned(compiled, level_of(place))
+
+
+DRAWN: dict[str, Any] = {
+    "dropout": lambda y: functional.dropout(y, 0.4),
+    "dropped channels": lambda y: functional.dropout2d(y, 0.4),
+    "noise": lambda y: y + torch.randn_like(y),
+    "bernoulli": lambda y: y * torch.bernoulli(y.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_random_numbers_between_convolutions_are_eagers_at_o1(name: str) -> None:
+    """They fill memory in its order, so images channels last would give them to other pixels."""
+
+    def between(m: Any, x: Tensor) -> Tensor:
+        return m.second(DRAWN[name](m.first(x)))
+
+    model = Of(between, first=nn.Conv2d(4, 8, 3), second=nn.Conv2d(8, 4, 3))
+    compiled, x = compile_in("O1 mkldnn", model), image()
+    for seed in (1, 2):
+        found = []
+        for run in (compiled, model):
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                found.append(run(x))
+        torch.testing.assert_close(*found)
+    assert count(compiled, "O1 mkldnn") == 2
+    assert_ran_as_planned(compiled, "O1")
+
+
 @places()
 def test_operators_of_the_users_behind_convolutions(place: str) -> None:
     """Which may rely on how eager's output lies in memory."""
