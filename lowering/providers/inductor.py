@@ -21,6 +21,7 @@ from lowering import (
     providers,
     reductions,
     region_pass,
+    spelled_attention,
     toolchain,
     vocabulary,
     written_first,
@@ -72,6 +73,8 @@ def compile(request: Request) -> Compiled:
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    if _takes_attention(request) and spelled_attention.join(request.graph.graph):
+        request.graph.recompile()
     request, ahead = from_weights.split(request)
     request, ordered = before_autograd.lower(request)
     config = config_of(request)
@@ -102,6 +105,11 @@ def compile(request: Request) -> Compiled:
     return Compiled(
         run=before_autograd.counted(ahead.of(run), regions), regions=regions, notes=notes
     )
+
+
+def _takes_attention(request: Request) -> bool:
+    takers = {(row.target, row.provider) for row in request.region_rows}
+    return ("cpu", "mha") in takers and not request.training
 
 
 def _cuda_graph_skips() -> int:

@@ -1,0 +1,316 @@
+"""Attention that a model spells out becomes torch's own operator, which kernels of ours compute.
+
+Two products with a softmax between them, scaled and masked: as transformers' "eager" attention and
+many hand-written layers have it. Inductor knows some spellings by their exact steps; here the chain
+is followed from the softmax outwards, in whatever order and by whatever function its steps come, in
+the graph as Dynamo captured it.
+
+A row whose keys are all at minus infinity is not a number when spelled out, and zeros by torch's
+operator: such a row's mask is not a number here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from lowering.graphs import same_sizes
+from lowering.regions.calls import arguments, name_of, value_of
+
+_HIDES = -1e30  # from here on a number takes every bit of a score that is added to it
+_PRODUCTS = ("matmul", "bmm", "__matmul__")
+_SAME_VALUE = ("to", "float", "type_as", "contiguous")
+_RESHAPES = ("view", "reshape")
+_STEPS = {
+    **dict.fromkeys(("add", "add_", "iadd", "__add__", "__radd__", "__iadd__"), "add"),
+    **dict.fromkeys(("mul", "mul_", "imul", "multiply", "__mul__", "__rmul__"), "multiply"),
+    **dict.fromkeys(("div", "div_", "truediv", "itruediv", "divide", "true_divide"), "divide"),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), "hide"),
+    "where": "keep",
+    **dict.fromkeys(_SAME_VALUE, "same"),
+    **dict.fromkeys(_RESHAPES, "reshape"),
+}
+
+
+@dataclass
+class _Mask:
+    """What is added to the scores: a tensor, or a number where a tensor of truth values says so."""
+
+    node: fx.Node
+    number: float | None = None
+    negated: bool = False
+    reshaped: list[tuple[torch.Size, torch.Size]] = field(default_factory=list)  # (from, to)
+
+
+@dataclass
+class _Scores:
+    """What stands between the first product and the softmax, read from the softmax inwards."""
+
+    scale: float = 1.0
+    factors: list[fx.Node] = field(default_factory=list)  # one number for all pairs of a head
+    masks: list[_Mask] = field(default_factory=list)
+    nodes: list[fx.Node] = field(default_factory=list)
+    product: fx.Node | None = None
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.scale != 1.0 or bool(self.factors)
+
+
+def join(graph: fx.Graph) -> int:
+    """Returns how many were found."""
+    return sum(_join(graph, node) for node in list(graph.nodes) if name_of(node) == "softmax")
+
+
+def _join(graph: fx.Graph, softmax: fx.Node) -> bool:
+    steps, product = _behind(softmax)
+    scores = _Scores()
+    if product is None or not _is_over_keys(softmax) or not _read(softmax.args[0], softmax, scores):
+        return False
+    assert scores.product is not None
+    (query, keys), values = scores.product.args, product.args[1]
+    if not _fits(query, keys, values, value_of(product.args[0])):
+        return False
+    with graph.inserting_before(product):
+        new = _Writer(graph).attention(query, keys, values, scores)
+    new.meta = dict(product.meta)
+    product.replace_all_uses_with(new)
+    for node in (product, *reversed(steps), softmax, *scores.nodes):
+        if not node.users:
+            graph.erase_node(node)
+    return True
+
+
+def _behind(softmax: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
+    """The steps that change nothing, and the product with the values; None where there is none."""
+    steps: list[fx.Node] = []
+    node = softmax
+    while len(node.users) == 1:
+        (user,) = node.users
+        if name_of(user) in _PRODUCTS:
+            first, second = user.args
+            return steps, user if first is node and second is not node else None
+        if not (_keeps_rows(user) or _keeps_values(user) or _is_no_dropout(user)):
+            break
+        steps.append(user)
+        node = user
+    return steps, None
+
+
+def _keeps_values(node: fx.Node) -> bool:
+    if name_of(node) not in _SAME_VALUE or not node.args:
+        return False
+    before, after = value_of(node.args[0]), value_of(node)
+    return before is not None and after is not None and before.dtype == after.dtype
+
+
+def _keeps_rows(node: fx.Node) -> bool:
+    if name_of(node) not in _RESHAPES:
+        return False
+    before, after = value_of(node.args[0]), value_of(node)
+    return before is not None and same_sizes(before.shape[-2:], after.shape[-2:])
+
+
+def _is_no_dropout(node: fx.Node) -> bool:
+    if name_of(node) != "dropout":
+        return False
+    given = arguments(node, ("input", "p", "training"), {"p": 0.5, "training": True})
+    return given["training"] is False or given["p"] == 0
+
+
+def _is_over_keys(softmax: fx.Node) -> bool:
+    given, value = arguments(softmax, ("input", "dim"), {}), value_of(softmax)
+    over = value is not None and given["dim"] in (-1, value.dim() - 1)
+    return over and value.dtype == torch.float32 and isinstance(given["input"], fx.Node)
+
+
+def _read(node: Any, reader: fx.Node, scores: _Scores) -> bool:
+    """Follow the scores down to their product; what else is met goes into `scores`."""
+    while name_of(node) not in _PRODUCTS:
+        inner = _through(node, scores) if list(getattr(node, "users", ())) == [reader] else None
+        if inner is None or value_of(inner) is None or value_of(inner).dtype != torch.float32:
+            return False
+        if _STEPS[name_of(node)] != "reshape" and not _same_shape(inner, node):
+            return False
+        scores.nodes.append(node)
+        node, reader = inner, node
+    scores.nodes.append(node)
+    scores.product = node
+    return list(node.users) == [reader] and len(node.args) == 2 and not node.kwargs
+
+
+def _same_shape(one: Any, other: Any) -> bool:
+    return same_sizes(value_of(one).shape, value_of(other).shape)
+
+
+def _through(node: fx.Node, scores: _Scores) -> Any:
+    """The operand that holds the scores, the other one noted; None: no attention as known here."""
+    step = _STEPS.get(name_of(node), "")
+    if step == "same":
+        return node.args[0] if _keeps_values(node) else None
+    if step == "reshape":
+        return _through_reshape(node, scores)
+    if node.kwargs or len(node.args) != (3 if step in ("hide", "keep") else 2):
+        return None
+    if step in ("multiply", "divide"):
+        return _through_scale(step, node, scores)
+    if scores.is_scaled:  # what is added before scaling is scaled as well
+        return None
+    if step == "add":
+        return _through_sum(node, scores)
+    inner: Any
+    where: Any
+    inner, where, number = node.args if step == "hide" else (node.args[1], *node.args[::2])
+    if not isinstance(number, (int, float)) or number > _HIDES:
+        return None
+    return inner if _note(scores, _Mask(where, float(number), step == "keep")) else None
+
+
+def _through_sum(node: fx.Node, scores: _Scores) -> Any:
+    inner: Any
+    other: Any
+    inner, other = node.args if _leads_to_product(node.args[0]) else node.args[::-1]
+    nothing = isinstance(other, (int, float)) and other == 0
+    return inner if nothing or _note(scores, _Mask(other)) else None
+
+
+def _through_reshape(node: fx.Node, scores: _Scores) -> Any:
+    inner, after = value_of(node.args[0]), value_of(node)
+    if inner is None or any(not isinstance(size, int) for size in (*inner.shape, *after.shape)):
+        return None
+    for mask in scores.masks:
+        mask.reshaped.append((after.shape, inner.shape))
+    return None if scores.factors else node.args[0]
+
+
+def _through_scale(step: str, node: fx.Node, scores: _Scores) -> Any:
+    inner: Any
+    factor: Any
+    inner, factor = node.args
+    if step == "multiply" and not _leads_to_product(inner):
+        inner, factor = factor, inner
+    if isinstance(factor, (int, float)) and factor:
+        scores.scale *= factor if step == "multiply" else 1 / factor
+        return inner
+    value = value_of(factor)
+    per_head = value is not None and value.dtype == torch.float32 and value.dim() > 2
+    if step == "multiply" and per_head and same_sizes(value.shape[-2:], (1, 1)):
+        scores.factors.append(factor)
+        return inner
+    return None
+
+
+def _note(scores: _Scores, mask: _Mask) -> bool:
+    value = value_of(mask.node)
+    wanted = torch.float32 if mask.number is None else torch.bool
+    if value is None or value.dtype != wanted:
+        return False
+    scores.masks.append(mask)
+    return True
+
+
+def _leads_to_product(node: Any) -> bool:
+    """Of two that are added, the scores are the one that was a product a few steps before."""
+    while name_of(node) in _STEPS:
+        step, args = _STEPS[name_of(node)], node.args
+        if step in ("add", "multiply"):
+            return any(map(_leads_to_product, args))
+        node = args[1] if step == "keep" else args[0]
+    return name_of(node) in _PRODUCTS
+
+
+def _fits(query: Any, keys: Any, values: Any, weights: torch.Tensor) -> bool:
+    """What torch's kernel for CPUs takes, which is looked for behind it. `keys` are transposed."""
+    known = [value_of(node) for node in (query, keys, values)]
+    if any(value is None or value.dtype != torch.float32 for value in known):
+        return False
+    q, k, v = known
+    return (
+        q.dim() == k.dim() == v.dim() == weights.dim()
+        and q.dim() in (3, 4)
+        and isinstance(q.shape[-1], int)
+        and same_sizes(q.shape[:-2], k.shape[:-2])
+        and same_sizes(q.shape[:-2], v.shape[:-2])
+        and same_sizes(q.shape[-1:], v.shape[-1:])
+        and same_sizes((*q.shape[:-1], k.shape[-1]), weights.shape)
+    )
+
+
+class _Writer:
+    """Puts torch's operator into a graph; a tensor has up to four dimensions."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+
+    def method(self, name: str, *args: Any) -> fx.Node:
+        return self.graph.call_method(name, args)
+
+    def function(self, target: Any, *args: Any) -> fx.Node:
+        return self.graph.call_function(target, args)
+
+    def attention(self, query: Any, keys: Any, values: Any, scores: _Scores) -> fx.Node:
+        dims = value_of(query).dim()
+        lie = [value_of(query).stride(-1), value_of(keys).stride(-2), value_of(values).stride(-1)]
+        for factor in scores.factors:
+            query, lie[0] = self.method("mul", query, factor), 1
+        inputs = (query, self.method("transpose", keys, -2, -1), values)
+        dense = [
+            node if stride == 1 else self.method("contiguous", node)
+            for node, stride in zip(inputs, lie, strict=True)
+        ]
+        new = self.graph.call_function(
+            functional.scaled_dot_product_attention,
+            tuple(self.in_four(node, dims) for node in dense),
+            {"attn_mask": self.mask(scores.masks), "scale": scores.scale},
+        )
+        return self.method("squeeze", new, 0) if dims == 3 else new
+
+    def in_four(self, node: fx.Node, dims: int) -> fx.Node:
+        for _ in range(4 - dims):
+            node = self.method("unsqueeze", node, 0)
+        return node
+
+    def mask(self, masks: Sequence[_Mask]) -> fx.Node | None:
+        """What was added first is added first: what hides takes the place of all before it."""
+        whole: fx.Node | None = None
+        for mask in reversed(masks):
+            tensor = self.spread(mask)
+            if mask.number is None:
+                whole = tensor if whole is None else self.function(torch.add, whole, tensor)
+                continue
+            before = self.no_mask(tensor) if whole is None else whole
+            kept, hidden = (before, mask.number) if mask.negated else (mask.number, before)
+            whole = self.function(torch.where, tensor, kept, hidden)
+        if whole is None:
+            return None
+        nearest = self.method("amax", whole, -1, True)
+        return self.method("masked_fill", whole, self.method("eq", nearest, -math.inf), math.nan)
+
+    def no_mask(self, like: fx.Node) -> fx.Node:
+        kind: Any = {"dtype": torch.float32}
+        return self.graph.call_function(torch.zeros_like, (like,), kind)
+
+    def spread(self, mask: _Mask) -> fx.Node:
+        """In the shape that the scores have where the operator meets them, in four dimensions."""
+        node, shape = mask.node, list(value_of(mask.node).shape)
+        for before, after in mask.reshaped:
+            wide, shape = _broadcast(shape, list(before), list(after))
+            node = self.method("reshape", self.method("expand", node, wide), shape)
+        return self.in_four(node, len(shape))
+
+
+def _broadcast(
+    mask: Sequence[int], before: list[int], after: list[int]
+) -> tuple[list[int], list[int]]:
+    """To which sizes a mask is expanded and then reshaped, where scores go from one shape to the
+    other. A mask for all heads stays one."""
+    padded = [1] * (len(before) - len(mask)) + list(mask)
+    if padded[-3:-2] == [1] and before[-3:] == after[-3:]:
+        before[-3] = after[-3] = 1
+    return before, after
