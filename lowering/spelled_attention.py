@@ -5,6 +5,9 @@ many hand-written layers have it. Inductor knows some spellings by their exact s
 is followed from the softmax outwards, in whatever order and by whatever function its steps come, in
 the graph as Dynamo captured it.
 
+What was one tensor in rows is one in rows again, and nothing that is read may have been written
+between the two products: the graph is as the user wrote it, with writes and aliases.
+
 A row whose keys are all at minus infinity is not a number when spelled out, and zeros by torch's
 operator: such a row's mask is not a number here.
 """
@@ -27,6 +30,8 @@ _HIDES = -1e30  # from here on a number takes every bit of a score that is added
 _PRODUCTS = ("matmul", "bmm", "__matmul__")
 _SAME_VALUE = ("to", "float", "type_as", "contiguous")
 _RESHAPES = ("view", "reshape")
+_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift concat".split()
+_WRITING_OPERATORS = ("setitem", "delitem", *(f"i{name}" for name in _ARITHMETIC))
 _STEPS = {
     **dict.fromkeys(("add", "add_", "iadd", "__add__", "__radd__", "__iadd__"), "add"),
     **dict.fromkeys(("mul", "mul_", "imul", "multiply", "__mul__", "__rmul__"), "multiply"),
@@ -71,14 +76,18 @@ def join(graph: fx.Graph) -> int:
 def _join(graph: fx.Graph, softmax: fx.Node) -> bool:
     steps, product = _behind(softmax)
     scores = _Scores()
-    if product is None or not _is_over_keys(softmax) or not _read(softmax.args[0], softmax, scores):
+    if product is None or not _is_over_keys(softmax) or not _read(softmax, scores):
         return False
     assert scores.product is not None
     (query, keys), values = scores.product.args, product.args[1]
     if not _fits(query, keys, values, value_of(product.args[0])):
         return False
+    if _is_written_between(scores.product, product, besides=scores.nodes):
+        return False
     with graph.inserting_before(product):
         new = _Writer(graph).attention(query, keys, values, scores)
+        if _shows_layout(product):
+            new = graph.call_method("contiguous", (new,))
     new.meta = dict(product.meta)
     product.replace_all_uses_with(new)
     for node in (product, *reversed(steps), softmax, *scores.nodes):
@@ -94,13 +103,17 @@ def _behind(softmax: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
     while len(node.users) == 1:
         (user,) = node.users
         if name_of(user) in _PRODUCTS:
-            first, second = user.args
-            return steps, user if first is node and second is not node else None
+            fits = _is_of_two(user) and user.args[0] is node and user.args[1] is not node
+            return steps, user if fits else None
         if not (_keeps_rows(user) or _keeps_values(user) or _is_no_dropout(user)):
             break
         steps.append(user)
         node = user
     return steps, None
+
+
+def _is_of_two(node: fx.Node) -> bool:
+    return len(node.args) == 2 and not node.kwargs
 
 
 def _keeps_values(node: fx.Node) -> bool:
@@ -111,10 +124,12 @@ def _keeps_values(node: fx.Node) -> bool:
 
 
 def _keeps_rows(node: fx.Node) -> bool:
-    if name_of(node) not in _RESHAPES:
+    if name_of(node) not in _RESHAPES or not node.args:
         return False
     before, after = value_of(node.args[0]), value_of(node)
-    return before is not None and same_sizes(before.shape[-2:], after.shape[-2:])
+    return (
+        before is not None and after is not None and same_sizes(before.shape[-2:], after.shape[-2:])
+    )
 
 
 def _is_no_dropout(node: fx.Node) -> bool:
@@ -127,11 +142,56 @@ def _is_no_dropout(node: fx.Node) -> bool:
 def _is_over_keys(softmax: fx.Node) -> bool:
     given, value = arguments(softmax, ("input", "dim"), {}), value_of(softmax)
     over = value is not None and given["dim"] in (-1, value.dim() - 1)
-    return over and value.dtype == torch.float32 and isinstance(given["input"], fx.Node)
+    return over and value.dtype == torch.float32
 
 
-def _read(node: Any, reader: fx.Node, scores: _Scores) -> bool:
+def _is_written_between(first: fx.Node, last: fx.Node, besides: Sequence[fx.Node]) -> bool:
+    node = first.next
+    while node is not last:
+        if node not in besides and _writes(node):
+            return True
+        node = node.next
+    return False
+
+
+def _writes(node: fx.Node) -> bool:
+    """May it write into a tensor that it did not make?"""
+    if node.op in ("placeholder", "get_attr"):
+        return False
+    name, target = name_of(node), node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    if name in _WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__")):
+        return True
+    told = "out" in node.kwargs or node.kwargs.get("inplace") is True
+    return told or not _is_of_torch(node) or (_is_functional(node) and True in node.args)
+
+
+def _is_functional(node: fx.Node) -> bool:
+    """Of torch.nn.functional, where one of the arguments may be `inplace`."""
+    return getattr(node.target, "__module__", "") == functional.__name__
+
+
+def _is_of_torch(node: fx.Node) -> bool:
+    module = str(getattr(node.target, "__module__", None) or "torch")
+    return node.op == "call_method" or module.split(".")[0] in ("torch", "_operator", "builtins")
+
+
+def _shows_layout(product: fx.Node) -> bool:
+    """Torch's operator lays its result as the query lies, which nobody sees who only asks for the
+    transposed one in rows."""
+    transposed = list(product.users)
+    if len(transposed) != 1 or name_of(transposed[0]) not in ("transpose", "permute"):
+        return True
+    readers = list(transposed[0].users)
+    return len(readers) != 1 or name_of(readers[0]) not in ("contiguous", "reshape", "flatten")
+
+
+def _read(softmax: fx.Node, scores: _Scores) -> bool:
     """Follow the scores down to their product; what else is met goes into `scores`."""
+    node, reader = arguments(softmax, ("input",), {})["input"], softmax
     while name_of(node) not in _PRODUCTS:
         inner = _through(node, scores) if list(getattr(node, "users", ())) == [reader] else None
         if inner is None or value_of(inner) is None or value_of(inner).dtype != torch.float32:
@@ -142,7 +202,7 @@ def _read(node: Any, reader: fx.Node, scores: _Scores) -> bool:
         node, reader = inner, node
     scores.nodes.append(node)
     scores.product = node
-    return list(node.users) == [reader] and len(node.args) == 2 and not node.kwargs
+    return list(node.users) == [reader] and _is_of_two(node)
 
 
 def _same_shape(one: Any, other: Any) -> bool:
@@ -181,8 +241,12 @@ def _through_sum(node: fx.Node, scores: _Scores) -> Any:
 
 
 def _through_reshape(node: fx.Node, scores: _Scores) -> Any:
+    if not node.args:
+        return None
     inner, after = value_of(node.args[0]), value_of(node)
-    if inner is None or any(not isinstance(size, int) for size in (*inner.shape, *after.shape)):
+    if inner is None or after is None:
+        return None
+    if any(not isinstance(size, int) for size in (*inner.shape, *after.shape)):
         return None
     for mask in scores.masks:
         mask.reshaped.append((after.shape, inner.shape))
@@ -221,7 +285,7 @@ def _leads_to_product(node: Any) -> bool:
         step, args = _STEPS[name_of(node)], node.args
         if step in ("add", "multiply"):
             return any(map(_leads_to_product, args))
-        node = args[1] if step == "keep" else args[0]
+        node = next(iter(args[1:] if step == "keep" else args), None)
     return name_of(node) in _PRODUCTS
 
 

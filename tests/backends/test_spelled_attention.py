@@ -81,6 +81,29 @@ def rows_and_columns(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return apart.view(2, HEADS, QUERIES, KEYS).softmax(-1) @ v
 
 
+def as_layers_lay_it(x: Tensor, weights: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    heads = x.view(2, QUERIES, HEADS, SIZE).transpose(1, 2)
+    return weights(heads, heads.mT).softmax(-1) @ heads
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, QUERIES, HEADS * SIZE)
+
+
+def query_written_between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q + 0
+    weights = q @ k.mT
+    q.zero_()
+    return weights.softmax(-1) @ v + q
+
+
+def activation_in_place_between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    v = v + 0
+    weights = q @ k.mT
+    functional.relu(v, True)
+    return weights.softmax(-1) @ v
+
+
 Case = tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]
 QKV = (q, kv, kv)
 FOUND: dict[str, Case] = {
@@ -138,6 +161,16 @@ FOUND: dict[str, Case] = {
     ),
     "heads merged": (heads_merged, (*QKV, added)),
     "rows and columns": (rows_and_columns, (*QKV, added)),
+    "by keyword": (lambda q, k, v: functional.softmax(input=q @ k.mT, dim=-1) @ v, QKV),
+    "result viewed": (lambda x: as_layers_lay_it(x, torch.matmul).view(2, -1, SIZE), (tokens,)),
+    "result read as it lies": (
+        lambda x: as_layers_lay_it(x, torch.matmul).as_strided((4, 8), (8, 1)),
+        (tokens,),
+    ),
+    "result in a layer's order": (
+        lambda x: as_layers_lay_it(x, torch.matmul).transpose(1, 2).reshape(2, QUERIES, -1),
+        (tokens,),
+    ),
     "one query": (
         lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
         (lambda: q(2, 3, 1, 8), kv, kv, lambda: added(2, 1, 1, KEYS)),
@@ -166,6 +199,9 @@ LEFT: dict[str, Case] = {
         lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
         (q, lambda: kv(2, 1, KEYS, SIZE), lambda: kv(2, 1, KEYS, SIZE)),
     ),
+    "query written between": (query_written_between, QKV),
+    "values written between": (activation_in_place_between, QKV),
+    "product by keyword": (lambda q, k, v: torch.matmul((q @ k.mT).softmax(-1), other=v), QKV),
     "capped": (lambda q, k, v: (5 * torch.tanh(q @ k.mT / 5)).softmax(-1) @ v, QKV),
     "in float64": (lambda q, k, v: (q.double() @ k.double().mT).softmax(-1) @ v.double(), QKV),
     "weights on the right": (lambda q, k, v: v.mT @ (k @ q.mT).softmax(-1), QKV),
