@@ -49,7 +49,7 @@ def test_inference_is_compiled_without_templates(attempts: Attempts) -> None:
         torch.testing.assert_close(compiled(x), own(x))
     assert attempts == [True, False]
     (note,) = notes_of(compiled)
-    assert note.endswith("Inductor raised: AssertionError: a template's index has other dimensions")
+    assert note.endswith("a template's index has other dimensions")  # the first line alone
     assert not config.max_autotune
 
 
