@@ -13,6 +13,7 @@ from lowering import (
     before_autograd,
     direct_calls,
     from_weights,
+    group_norm,
     in_place,
     public_calls,
     recurrent,
@@ -63,6 +64,7 @@ def _with_library_calls(request: Request) -> Compiled:
         taken.extend(region_pass.lower_inference(module, request))
         if request.only_plan is None and any(not region.left for region in taken):
             in_place.put_back(module.graph)
+            group_norm.use_caller(module.graph)
             public_calls.use(module.graph)
             direct_calls.use(module.graph)
         module.recompile()

@@ -365,6 +365,36 @@ def test_operators_that_take_dense_memory_only(name: str, place: str) -> None:
     assert_ran_as_planned(compiled, level_of(place))
 
 
+LONG_SUMS: dict[str, Any] = {
+    "relu": lambda: nn.Sequential(nn.Conv2d(512, 40, 3, padding=1), nn.ReLU()),
+    "silu": lambda: nn.Sequential(nn.Conv2d(96, 40, 3), nn.SiLU()),
+    "nothing": lambda: nn.Conv2d(300, 40, 3, stride=2, bias=False),
+    "batch norm": lambda: nn.Sequential(nn.Conv2d(400, 40, 3), nn.BatchNorm2d(40), nn.ReLU6()),
+    "large kernel": lambda: nn.Conv2d(100, 40, (5, 7), padding=(2, 3)),
+    "dilated": lambda: nn.Conv2d(512, 40, 3, dilation=2),
+    "groups": lambda: nn.Conv2d(256, 64, 3, groups=2),
+    "one pixel": lambda: nn.Conv2d(640, 40, 1),
+}
+
+
+@pytest.mark.parametrize("name", LONG_SUMS)
+def test_long_sums_are_as_exact_as_in_rows(name: str) -> None:
+    """Between convolutions images lie channels last, where oneDNN would add up in one chain."""
+    torch.manual_seed(0)
+    middle = LONG_SUMS[name]()
+    channels = next(m for m in middle.modules() if isinstance(m, nn.Conv2d)).in_channels
+    out = 64 if name == "groups" else 40
+    model = nn.Sequential(nn.Conv2d(4, channels, 3), middle, nn.Conv2d(out, 4, 1)).eval()
+    compiled = compile_in("O1 mkldnn", model)
+    for _ in range(2):
+        for batch in (1, 3):
+            hold(compiled, model, image(batch))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+    assert count(compiled, "O1 mkldnn") == 2 * 3  # a second graph for any batch
+
+
 DRAWN: dict[str, Any] = {
     "dropout": lambda y: functional.dropout(y, 0.4),
     "dropped channels": lambda y: functional.dropout2d(y, 0.4),
