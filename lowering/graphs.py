@@ -97,10 +97,21 @@ def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def hint(size: Any) -> int:
     """A size, or what a dynamic size was when the graph was traced."""
+    known = _hint(size)
+    return 1 if known is None else known
+
+
+def is_known(size: Any) -> bool:
+    """Is it a number, or was it one when the graph was traced? What depends on the data was not,
+    and cannot be compared."""
+    return _hint(size) is not None
+
+
+def _hint(size: Any) -> int | None:
     if isinstance(size, int):
         return size
     known = getattr(getattr(size, "node", None), "hint", None)
-    return known if isinstance(known, int) else 1
+    return known if isinstance(known, int) else None
 
 
 def only_first_output(node: fx.Node) -> fx.Node | None:

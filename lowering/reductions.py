@@ -16,6 +16,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lowering.graphs import is_known
+
 aten = torch.ops.aten
 
 _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
@@ -90,7 +92,7 @@ def _across(node: fx.Node, value: Any, given: Sequence[Any]) -> list[int]:
     dims = given[0] if given else None
     if not known or not dims or not value.dim() or node.meta["val"].dtype != value.dtype:
         return []
-    if "dtype" in node.kwargs:
+    if "dtype" in node.kwargs or not all(map(is_known, value.shape)):
         return []
     found = sorted(dim % value.dim() for dim in dims)
     if _are_pixels(value.shape, found):

@@ -92,7 +92,8 @@ def compile(request: Request) -> Compiled:
         inner_compile = _with_regions(request, regions, generate)
     if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
         with inductor_config.patch(config):  # which operators are taken apart depends on it
-            more["decompositions"] = vocabulary.table()
+            if not inductor_config.freezing:  # its constants would lose their names
+                more["decompositions"] = vocabulary.table()
     skips = _cuda_graph_skips()
     run: Any = compile_fx(
         request.graph,
@@ -101,7 +102,11 @@ def compile(request: Request) -> Compiled:
         config_patches=config or None,
         **more,
     )
-    notes = [*ahead.notes, *_skipped_cuda_graphs(skips, _cuda_graph_skips())]
+    notes = [
+        *ahead.notes,
+        *_skipped_cuda_graphs(skips, _cuda_graph_skips()),
+        *_frozen(request, config),
+    ]
     return Compiled(
         run=before_autograd.counted(ahead.of(run), regions), regions=regions, notes=notes
     )
@@ -122,6 +127,17 @@ def _skipped_cuda_graphs(before: int, after: int) -> list[str]:
     if after <= before:
         return []
     return ["not captured as a CUDA graph; TORCH_LOGS=perf_hints says why"]
+
+
+def _frozen(request: Request, config: dict[str, Any]) -> list[str]:
+    from torch._inductor import config as inductor_config
+
+    if request.training or not config.get("freezing", inductor_config.freezing):
+        return []
+    return [
+        "freezing is on: weights are constants of Inductor's, and kernels of ours take none of "
+        "them; they prepack weights without it, and see when one changes"
+    ]
 
 
 def _wants_whole_operators(request: Request) -> bool:
@@ -156,10 +172,15 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         else:
             module.recompile()
         written_first.mark(module.graph)
-        with inductor_config.patch(_layouts_of(module.graph, request)):
+        with inductor_config.patch({**_layouts_of(module.graph, request), **_CALLS_OUR_OPERATORS}):
             return generate(module, example_inputs, **kwargs)
 
     return inner_compile
+
+
+# Inductor generates no code for the operators of our kernels: where this is off, it would refuse
+# the graph, and all of it would run eagerly.
+_CALLS_OUR_OPERATORS = {"implicit_fallbacks": True}
 
 
 def _layouts_of(graph: fx.Graph, request: Request) -> dict[str, Any]:

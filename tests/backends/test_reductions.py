@@ -127,3 +127,20 @@ def test_a_pooled_network() -> None:
     parts = (nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(*parts, nn.Linear(24, 5)).eval()
     hold(compile_at("O2", model), model, torch.randn(2, 3, 64, 64))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_counts_that_depend_on_the_data(dim: int) -> None:
+    """Nothing is known of them that could be compared."""
+
+    def normalised(x: Tensor) -> Tensor:
+        found = x.nonzero().float()
+        return functional.softmax(found, dim) * (found + 1).mean(dim, keepdim=True)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = compile_at("O2", normalised)
+        for count in (40, 7):
+            x = torch.zeros(64)
+            x[:count] = 1
+            torch.testing.assert_close(compiled(x), normalised(x))
+    assert whole_graphs_by(compiled) == {"inductor"}

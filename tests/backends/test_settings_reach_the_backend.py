@@ -433,3 +433,34 @@ def test_inductors_own_random_numbers_can_be_eagers() -> None:
     expected = noisy(x)
     torch.manual_seed(0)
     torch.testing.assert_close(compiled(x), expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_freezing_keeps_each_models_own_weights(dynamic: bool) -> None:
+    """Inductor's cache gives the code of the first model to the second one, and its weights are to
+    be the second one's."""
+    options = {"level": "O2", "inductor": {"freezing": True}}
+    for _ in range(3):
+        torch._dynamo.reset()
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Hardswish()).eval()
+        compiled = torch.compile(model, backend="unified", dynamic=dynamic, options=options)
+        x = torch.randn(1, 3, 20, 20)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+        (record,) = kernel_dispatch.report(compiled)
+        assert (record.provider, record.fallbacks) == ("inductor", [])
+        assert any("freezing is on" in note for note in record.notes)
+
+
+def test_kernels_of_ours_where_inductor_is_to_refuse_what_it_does_not_know() -> None:
+    """`implicit_fallbacks` off means that it generates code for everything, or raises."""
+
+    def model(x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn_like(x), torch.nn.functional.interpolate(image, scale_factor=2.0)
+
+    compiled = torch.compile(model, backend="unified", options={"level": "O2"})
+    with torch._inductor.config.patch(implicit_fallbacks=False):
+        shapes = [each.shape for each in compiled(torch.zeros(2048), torch.randn(1, 8, 16, 16))]
+    assert shapes == [(2048,), (1, 8, 32, 32)]
+    (record,) = kernel_dispatch.report(compiled)
+    assert (record.provider, record.fallbacks) == ("inductor", [])
