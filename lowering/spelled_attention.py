@@ -58,7 +58,8 @@ class _Scores:
     """What stands between the first product and the softmax, read from the softmax inwards."""
 
     scale: float = 1.0
-    factors: list[fx.Node] = field(default_factory=list)  # one number for all pairs of a head
+    # One number for all pairs, or for those of a head, and whether it multiplies or divides.
+    factors: list[tuple[str, fx.Node]] = field(default_factory=list)
     masks: list[_Mask] = field(default_factory=list)
     nodes: list[fx.Node] = field(default_factory=list)
     product: fx.Node | None = None
@@ -250,7 +251,8 @@ def _through_reshape(node: fx.Node, scores: _Scores) -> Any:
         return None
     for mask in scores.masks:
         mask.reshaped.append((after.shape, inner.shape))
-    return None if scores.factors else node.args[0]
+    by_head = any(not _is_one_number(value_of(factor)) for _, factor in scores.factors)
+    return None if by_head else node.args[0]
 
 
 def _through_scale(step: str, node: fx.Node, scores: _Scores) -> Any:
@@ -263,11 +265,22 @@ def _through_scale(step: str, node: fx.Node, scores: _Scores) -> Any:
         scores.scale *= factor if step == "multiply" else 1 / factor
         return inner
     value = value_of(factor)
-    per_head = value is not None and value.dtype == torch.float32 and value.dim() > 2
-    if step == "multiply" and per_head and same_sizes(value.shape[-2:], (1, 1)):
-        scores.factors.append(factor)
-        return inner
-    return None
+    if value is None or not (_is_one_number(value) or _is_one_for_each_head(value)):
+        return None
+    scores.factors.append(("mul" if step == "multiply" else "div", factor))
+    return inner
+
+
+def _is_one_number(value: torch.Tensor | None) -> bool:
+    """A temperature, or the root of a size, that changes no dtype."""
+    if value is None or value.is_complex():
+        return False
+    return value.dim() == 0 or (tuple(value.shape) == (1,) and value.dtype == torch.float32)
+
+
+def _is_one_for_each_head(value: torch.Tensor) -> bool:
+    of_heads = value.dim() > 2 and same_sizes(value.shape[-2:], (1, 1))
+    return of_heads and value.dtype == torch.float32
 
 
 def _note(scores: _Scores, mask: _Mask) -> bool:
@@ -321,8 +334,8 @@ class _Writer:
     def attention(self, query: Any, keys: Any, values: Any, scores: _Scores) -> fx.Node:
         dims = value_of(query).dim()
         lie = [value_of(query).stride(-1), value_of(keys).stride(-2), value_of(values).stride(-1)]
-        for factor in scores.factors:
-            query, lie[0] = self.method("mul", query, factor), 1
+        for step, factor in scores.factors:
+            query, lie[0] = self.method(step, query, factor), 1
         inputs = (query, self.method("transpose", keys, -2, -1), values)
         dense = [
             node if stride == 1 else self.method("contiguous", node)

@@ -149,6 +149,32 @@ FOUND: dict[str, Case] = {
         lambda q, k, v, f: (q @ k.mT * f.exp()).softmax(-1) @ v,
         (*QKV, lambda: added(HEADS, 1, 1)),
     ),
+    "a temperature": (
+        lambda q, k, v, t, m: (q @ k.mT * t.exp()).masked_fill(m, LEAST).softmax(-1) @ v,
+        (*QKV, lambda: torch.randn(()), hides),
+    ),
+    "a temperature in a list": (
+        lambda q, k, v, t: (t * (q @ k.mT)).softmax(-1) @ v,
+        (*QKV, lambda: torch.rand(1)),
+    ),
+    "a root as a tensor": (
+        lambda q, k, v: ((q @ k.mT) / torch.sqrt(torch.tensor(SIZE))).softmax(-1) @ v,
+        QKV,
+    ),
+    "a root in float64": (
+        lambda q, k, v, t: ((q @ k.mT) / t).softmax(-1) @ v,
+        (*QKV, lambda: torch.tensor(3.0, dtype=torch.float64)),
+    ),
+    "a temperature, heads merged": (
+        lambda q, k, v, t: (
+            ((q @ k.mT) / t).view(-1, QUERIES, KEYS).softmax(-1).view(2, HEADS, QUERIES, KEYS) @ v
+        ),
+        (*QKV, lambda: torch.tensor(3.0)),
+    ),
+    "divided by a factor for each head": (
+        lambda q, k, v, f: (q @ k.mT / f.exp()).softmax(-1) @ v,
+        (*QKV, lambda: added(HEADS, 1, 1)),
+    ),
     "shifted windows": (
         shifted_windows,
         (
@@ -189,6 +215,24 @@ LEFT: dict[str, Case] = {
     "hidden a little": (
         lambda q, k, v, m: (q @ k.mT).masked_fill(m, -5.0).softmax(-1) @ v,
         (*QKV, hides),
+    ),
+    "a temperature after a mask": (
+        lambda q, k, v, m, t: ((q @ k.mT + m) / t).softmax(-1) @ v,
+        (*QKV, added, lambda: torch.tensor(3.0)),
+    ),
+    "a temperature that widens": (
+        lambda q, k, v, t: ((q @ k.mT) / t).softmax(-1).float() @ v,
+        (*QKV, lambda: torch.ones(1, dtype=torch.float64)),
+    ),
+    "divided by itself": (
+        lambda q, k, v: [s := q @ k.mT, (s / s.max()).softmax(-1) @ v][1],
+        QKV,
+    ),
+    "whole parts": (
+        lambda q, k, v: (
+            torch.div(q @ k.mT, torch.tensor(2.0), rounding_mode="floor").softmax(-1) @ v
+        ),
+        QKV,
     ),
     "a factor for each pair": (lambda q, k, v, m: (q @ k.mT * m).softmax(-1) @ v, (*QKV, added)),
     "values of another size": (
