@@ -9,7 +9,7 @@ have laid it: the tensor that owns the memory, so that views which shared it sti
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,26 +72,33 @@ def strides(graph: fx.Graph) -> dict[fx.Node, Sequence[Any]]:
 
 
 def put_back(
-    module: fx.GraphModule, wanted: Strides, stands_for: Mapping[fx.Node, fx.Node]
+    module: fx.GraphModule,
+    wanted: dict[fx.Node, Sequence[Any]],
+    stands_for: Mapping[fx.Node, fx.Node],
+    replace: Callable[[fx.Graph, dict[fx.Node, Sequence[Any]]], bool] = lambda graph, wanted: False,
 ) -> None:
     """Work out how tensors lie now, and lay out those whose strides show as they lay before.
 
     `stands_for`: the node that a region put in the place of an old one -> the old one.
+    `replace`: nodes by others, now that it is known how tensors lie; says what is wanted of those,
+    and whether there were any.
     """
-    owners = [
-        (node, wanted[before])
-        for node in module.graph.nodes
-        if (before := stands_for.get(node, node)) in wanted and not is_view(node)
-    ]
-    for node, stride in owners:
+    wanted.update({new: wanted[old] for new, old in stands_for.items() if old in wanted})
+    for node, stride in _owners(module.graph, wanted):
         if node.op == "call_function" and _is_read_as_it_lies(node):
             _lay_out(module.graph, node, stride)  # or working out the strides would already fail
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default  # copies where it must
     _propagate(module)
-    for node, stride in owners:
+    if replace(module.graph, wanted):
+        _propagate(module)
+    for node, stride in _owners(module.graph, wanted):
         if not _alike(node.meta["val"], stride) and not _writes(node, stride):
             _lay_out(module.graph, node, stride)
+
+
+def _owners(graph: fx.Graph, wanted: Strides) -> list[tuple[fx.Node, Sequence[Any]]]:
+    return [(node, wanted[node]) for node in graph.nodes if node in wanted and not is_view(node)]
 
 
 def _propagate(module: fx.GraphModule) -> None:

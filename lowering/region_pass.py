@@ -220,8 +220,7 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     taken = lower(module.graph, request, static_inputs(module.graph), stands_for)
     moved = [region for region in taken if not region.left]
     if any(region.name in _LAY_OUT_OTHERWISE for region in moved):
-        outputs.put_back(module, strides, stands_for)
-        group_norm.put_right(module.graph, strides)
+        outputs.put_back(module, strides, stands_for, group_norm.put_right)
     convolution_chains.join(module.graph)
     if linear_groups.join(module.graph):
         (linears,) = [region for region in taken if (region.name, region.provider) == _OUR_LINEARS]

@@ -27,10 +27,10 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     replace = group_norm._replace
 
-    def watched(graph: Any, node: Any, target: Any, args: Any) -> None:
+    def watched(graph: Any, node: Any, target: Any, *rest: Any) -> Any:
         if target is OURS:
             found.append(node)
-        replace(graph, node, target, args)
+        return replace(graph, node, target, *rest)
 
     monkeypatch.setattr(group_norm, "_replace", watched)
     return found
@@ -110,3 +110,49 @@ def test_one_image_whose_trace_lies() -> None:
         (report,) = kernel_dispatch.report(compiled)
         assert not report.fallbacks
         assert "linear" in {row["region"] for row in report.as_dict()["regions"]}
+
+
+INSTANCES: dict[str, Any] = {
+    "plain": (nn.Conv2d(4, 24, 3), nn.InstanceNorm2d(24)),
+    "affine": (nn.Conv2d(4, 24, 3), nn.InstanceNorm2d(24, affine=True)),
+    "activated": (nn.Conv2d(4, 24, 3), nn.InstanceNorm2d(24, affine=True), nn.PReLU()),
+    "volumes": (nn.ConvTranspose3d(4, 24, 3), nn.InstanceNorm3d(24, affine=True)),
+    "of the first layer": (nn.InstanceNorm2d(4), nn.Conv2d(4, 24, 3)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", INSTANCES)
+def test_instance_norm(ours: list[Any], name: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    layers = INSTANCES[name]
+    volumes = name == "volumes"
+    last = nn.Conv3d(24, 4, 1) if volumes else nn.Conv2d(24, 4, 3)
+    model = nn.Sequential(*layers, last).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.rand_like(parameter))
+    options = {"level": "O1", "calibration": "off"}
+    compiled = torch.compile(model, backend="unified", dynamic=dynamic, options=options)
+    space = (10, 11, 12) if volumes else (60, 50)
+    for images in (1, 3):
+        hold(compiled, model, torch.randn(images, 4, *space) + 2)
+    assert len(ours) == (
+        0 if name == "of the first layer" else 2
+    )  # one image is a graph of its own
+
+
+def test_instance_norm_whose_flat_result_is_used(ours: list[Any]) -> None:
+    """A view of the merged batch is handed out, beside the images."""
+
+    def merged(m: Any, x: Tensor) -> list[Tensor]:
+        y = m.first(x)
+        flat = y.view(1, -1, *y.shape[2:])
+        z = torch.instance_norm(flat, None, None, None, None, True, 0.1, 1e-5, False)
+        return [z, m.second(z.view(y.shape))]
+
+    model = Of(merged, first=nn.Conv2d(4, 24, 3), second=nn.Conv2d(24, 4, 3))
+    options = {"level": "O1", "calibration": "off"}
+    compiled = torch.compile(model.eval(), backend="unified", dynamic=False, options=options)
+    for images in (1, 2):
+        hold(compiled, model, torch.randn(images, 4, 40, 30))
