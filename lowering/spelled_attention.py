@@ -275,7 +275,7 @@ def _is_one_number(value: torch.Tensor | None) -> bool:
     """A temperature, or the root of a size, that changes no dtype."""
     if value is None or value.is_complex():
         return False
-    return value.dim() == 0 or (tuple(value.shape) == (1,) and value.dtype == torch.float32)
+    return not value.dim() or (value.dtype == torch.float32 and same_sizes(value.shape, (1,)))
 
 
 def _is_one_for_each_head(value: torch.Tensor) -> bool:
