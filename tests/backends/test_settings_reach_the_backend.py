@@ -436,16 +436,17 @@ def test_inductors_own_random_numbers_can_be_eagers() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_freezing_keeps_each_models_own_weights(dynamic: bool) -> None:
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_freezing_keeps_each_models_own_weights(everywhere: bool, dynamic: bool) -> None:
     """Inductor's cache gives the code of the first model to the second one, and its weights are to
-    be the second one's."""
-    options = {"level": "O2", "inductor": {"freezing": True}}
+    be the second one's. `everywhere`: as TORCHINDUCTOR_FREEZING has it."""
+    options = {"level": "O2", "inductor": {} if everywhere else {"freezing": True}}
     for _ in range(3):
         torch._dynamo.reset()
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Hardswish()).eval()
         compiled = torch.compile(model, backend="unified", dynamic=dynamic, options=options)
         x = torch.randn(1, 3, 20, 20)
-        with torch.no_grad():
+        with torch.no_grad(), torch._inductor.config.patch(freezing=everywhere):
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
         (record,) = kernel_dispatch.report(compiled)
         assert (record.provider, record.fallbacks) == ("inductor", [])
