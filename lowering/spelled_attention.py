@@ -86,7 +86,7 @@ def _join(graph: fx.Graph, softmax: fx.Node) -> bool:
     if _is_written_between(scores.product, product, besides=scores.nodes):
         return False
     with graph.inserting_before(product):
-        new = _Writer(graph).attention(query, keys, values, scores)
+        new = _Writer(graph, value_of(query).dim()).attention(query, keys, values, scores)
         if _shows_layout(product):
             new = graph.call_method("contiguous", (new,))
     new.meta = dict(product.meta)
@@ -320,10 +320,11 @@ def _fits(query: Any, keys: Any, values: Any, weights: torch.Tensor) -> bool:
 
 
 class _Writer:
-    """Puts torch's operator into a graph; a tensor has up to four dimensions."""
+    """Puts torch's operator into a graph, for tensors of `dims` dimensions; it takes four."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, dims: int) -> None:
         self.graph = graph
+        self.dims = dims
 
     def method(self, name: str, *args: Any) -> fx.Node:
         return self.graph.call_method(name, args)
@@ -332,7 +333,6 @@ class _Writer:
         return self.graph.call_function(target, args)
 
     def attention(self, query: Any, keys: Any, values: Any, scores: _Scores) -> fx.Node:
-        dims = value_of(query).dim()
         lie = [value_of(query).stride(-1), value_of(keys).stride(-2), value_of(values).stride(-1)]
         for step, factor in scores.factors:
             query, lie[0] = self.method(step, query, factor), 1
@@ -343,12 +343,16 @@ class _Writer:
         ]
         new = self.graph.call_function(
             functional.scaled_dot_product_attention,
-            tuple(self.in_four(node, dims) for node in dense),
+            tuple(self.in_four(node, self.dims) for node in dense),
             {"attn_mask": self.mask(scores.masks), "scale": scores.scale},
         )
-        return self.method("squeeze", new, 0) if dims == 3 else new
+        return self.method("squeeze", new, 1) if self.dims == 3 else new
 
     def in_four(self, node: fx.Node, dims: int) -> fx.Node:
+        """Heads that are one dimension with the batch are texts of one head: the operator lays
+        heads of the same text side by side, and these lie behind each other."""
+        if dims == self.dims == 3:
+            return self.method("unsqueeze", node, 1)
         for _ in range(4 - dims):
             node = self.method("unsqueeze", node, 0)
         return node

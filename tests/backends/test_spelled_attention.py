@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch._inductor.utils import run_and_get_code
 from torch.nn import functional
 
 from lowering import spelled_attention
@@ -305,6 +306,29 @@ def test_our_kernel_computes_what_was_found() -> None:
         hold(compiled, model, *(tensor for one in inputs for tensor in one))
     assert taken(compiled) == [("mha", len(names), len(names))]
     assert_ran_as_planned(compiled, "O2")
+
+
+MASKS_OF_MERGED_HEADS = {
+    "each head": (2 * HEADS, QUERIES, KEYS),
+    "all heads": (1, QUERIES, KEYS),
+    "each head's keys": (2 * HEADS, 1, KEYS),
+    "keys": (KEYS,),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS_OF_MERGED_HEADS)
+def test_heads_merged_with_the_batch(mask: str) -> None:
+    """One operator, and no copy of its result: it lies as eager's product does."""
+    model = Of(lambda self, q, k, v, m: torch.bmm((torch.bmm(q, k.mT) + m).softmax(-1), v))
+    given = (q(2 * HEADS, QUERIES, SIZE), kv(2 * HEADS, KEYS, SIZE), kv(2 * HEADS, KEYS, SIZE))
+    with every_row_applies(), torch.no_grad():
+        compiled = compile_at("O2", model)
+        operands = (*given, added(*MASKS_OF_MERGED_HEADS[mask]))
+        (code,) = run_and_get_code(compiled, *operands)[1]
+        hold(compiled, model, *operands)
+    assert taken(compiled) == [("mha", 1, 2)]
+
+    assert "cpp_fused" not in code.split("mha_attention.default(")[1].split("return (")[0]
 
 
 def test_a_row_with_every_key_hidden_is_not_a_number() -> None:
