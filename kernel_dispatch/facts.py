@@ -92,6 +92,7 @@ _FREE = frozenset(
     "size getattr _enter_autocast _exit_autocast _set_grad_enabled movedim swapaxes narrow alias "
     "unbind split chunk select".split()
 )
+_GATHERS = frozenset("getitem embedding gather index_select take take_along_dim".split())
 _RANDOM = frozenset(
     "dropout feature_dropout alpha_dropout feature_alpha_dropout rand randn randint rand_like "
     "randn_like randint_like randperm bernoulli multinomial normal poisson rrelu native_dropout "
@@ -107,18 +108,17 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
     tensors = [t for node in module.graph.nodes for t in writing.tensors(_value(node))]
     boundary = {id(t): t for node in placeholders for t in writing.tensors(_value(node))}
     ops: Counter[str] = Counter()
-    flops = moved = 0
+    computing = flops = moved = 0
     for graph in writing.graphs(module):
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
             name = op_name(node)
             ops[name] += 1
-            if name not in _FREE:
+            if not _is_free(name, node):
+                computing += 1
                 flops += _flops(name, node)
-                moved += _bytes_of(_tensors_of_args(node)) + _bytes_of(
-                    writing.tensors(_value(node))
-                )
+                moved += _moved(name, node)
     outputs = [t for node in module.graph.find_nodes(op="output") for t in _tensors_of_args(node)]
     dynamic_dims = _dynamic_dims(placeholders)
     written = _written_inputs(module, placeholders)
@@ -126,7 +126,7 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
     reached = tensors if written or not _all_known(module) else outputs
     return GraphFacts(
         ops=tuple(sorted(ops.items())),
-        op_count=sum(count for name, count in ops.items() if name not in _FREE),
+        op_count=computing,
         dtypes=tuple(sorted({_dtype(t) for t in tensors})),
         devices=tuple(sorted({t.device.type for t in tensors} | _devices_named(module))),
         inputs=tuple(inputs),
@@ -148,6 +148,20 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
         bytes_at_boundary=_bytes_of(boundary.values()) + _bytes_of(outputs),
         place=first_place(module),
     )
+
+
+def _is_free(name: str, node: fx.Node) -> bool:
+    """Slices and numbers look at a tensor; with a tensor as its index, rows are gathered."""
+    by_tensors = name == "getitem" and any(
+        writing.tensors(_value(given)) for given in node.all_input_nodes[1:]
+    )
+    return name in _FREE and not by_tensors
+
+
+def _moved(name: str, node: fx.Node) -> int:
+    """All that is given and made, but of a table only the rows that are read."""
+    given, made = _tensors_of_args(node), _bytes_of(writing.tensors(_value(node)))
+    return 2 * made if name in _GATHERS else _bytes_of(given) + made
 
 
 def _all_known(module: fx.GraphModule) -> bool:

@@ -96,6 +96,16 @@ def test_ops_dtypes_bytes_and_place() -> None:
     assert facts.as_dict()["ops"] == dict(facts.ops)
 
 
+def test_rows_are_gathered_and_slices_are_not() -> None:
+    """A table counts as the rows that are read of it."""
+    table, rows = tensor(1000, 4), torch.tensor([3, 1, 3])
+    gathered = facts_of(lambda x, i: x[i], table, rows)
+    assert (gathered.op_count, gathered.bytes_moved) == (1, 2 * 3 * 16)
+    assert facts_of(F.embedding, rows, table).bytes_moved == 2 * 3 * 16
+    sliced = facts_of(lambda x: x[2:5], table)
+    assert (sliced.op_count, sliced.bytes_moved) == (0, 0)
+
+
 def test_inputs_parameters_and_buffers() -> None:
     facts = facts_of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), tensor(2, 4))
     kinds = sorted(fact.kind for fact in facts.inputs)
