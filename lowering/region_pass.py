@@ -28,6 +28,7 @@ from lowering.regions import (
     product,
     random_numbers,
     rope,
+    softmax,
     transposed_convolution,
     weights,
 )
@@ -45,6 +46,7 @@ _REGIONS = {
     "gated": gated,
     "batch_norm": batch_norm,
     "random": random_numbers,
+    "softmax": softmax,
 }
 _OUR_LINEARS = ("linear", "openmp")
 # Their results may lie in memory in another way than torch's.

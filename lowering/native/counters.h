@@ -14,6 +14,7 @@ enum Region : int {
   kRecurrent,
   kRandom,
   kBatchNorm,
+  kSoftmax,
   kRegions
 };
 

@@ -36,6 +36,7 @@ COUNTED = (
     ("recurrent", "openmp"),
     ("random", "openmp"),
     ("batch_norm", "openmp"),
+    ("softmax", "openmp"),
 )
 
 _lock = threading.Lock()

@@ -156,6 +156,10 @@ def _norm_sums(
     return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
 
 
+def _softmax(x: torch.Tensor, logarithm: bool) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
 @functools.cache
 def register() -> None:
     """Once the operators exist."""
@@ -171,6 +175,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_random", _random)
     register_fake("kernel_dispatch::openmp_moments", _moments)
     register_fake("kernel_dispatch::openmp_norm_sums", _norm_sums)
+    register_fake("kernel_dispatch::openmp_softmax", _softmax)
     if library.multiplies_bfloat16():
         register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
         register_fake("kernel_dispatch::openmp_linears_bf16", _linears)

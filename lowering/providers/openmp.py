@@ -24,6 +24,7 @@ from lowering.regions.linear import Linear
 from lowering.regions.product import Product
 from lowering.regions.random_numbers import RandomNumbers
 from lowering.regions.recurrent import GATES, Recurrent, read
+from lowering.regions.softmax import Softmax
 from lowering.regions.transposed_convolution import TransposedConvolution
 from lowering.regions.widening import narrowed, widened
 
@@ -171,6 +172,11 @@ def _emit_random(graph: fx.Graph, match: RandomNumbers, epilogue: Epilogue) -> f
     return graph.call_function(torch.ops.kernel_dispatch.openmp_random.default, operands)
 
 
+def _emit_softmax(graph: fx.Graph, match: Softmax, epilogue: Epilogue) -> fx.Node:
+    operands = (match.x, match.logarithm)
+    return graph.call_function(torch.ops.kernel_dispatch.openmp_softmax.default, operands)
+
+
 def _packed_linear_element(match: Linear) -> int:
     return 2 if _in_bfloat16(match) else 4
 
@@ -240,6 +246,7 @@ PROVIDER = Provider(
         "product": RegionMaker(_emit_product),
         "batch_norm": RegionMaker(_emit_batch_norm),
         "random": RegionMaker(_emit_random),
+        "softmax": RegionMaker(_emit_softmax),
     },
     early_regions={
         "recurrent": RegionMaker(

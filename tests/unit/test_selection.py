@@ -154,10 +154,12 @@ OURS = {
     "linear:openmp",
     "random:openmp",
     "recurrent:openmp",
+    "softmax:openmp",
     "transposed_convolution:openmp",
 }
 PRODUCTS = {"product:openmp"}  # of two tensors that both may change, so in training as well
-TRAINED = {"batch_norm:openmp", "random:openmp"}  # mostly, but noise is drawn in inference too
+# mostly, but noise is drawn in inference too, and classes are weighed
+TRAINED = {"batch_norm:openmp", "random:openmp", "softmax:openmp"}
 IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
 ONEDNN = {*IMAGES, "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
