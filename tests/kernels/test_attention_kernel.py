@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +10,8 @@ from torch.nn import functional
 
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 Tensor = torch.Tensor
 Sizes = tuple[int, int, int, int, int, int]  # batch, heads, key heads, queries, keys, head size
@@ -22,14 +23,6 @@ SIZES: list[Sizes] = [
 ]  # fmt: skip
 KEYS_OF_A_STEP = [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129, 200, 255, 257, 300]
 MASKS = ["none", "causal", "bool", "float", "bool, per head", "float, of minus infinity"]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def operands(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,8 @@ from torch.nn import functional
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 Tensor = torch.Tensor
 
@@ -82,14 +83,6 @@ PROBLEMS = {
     "no image": Problem(0, 4, (5, 5), 6, (3, 3)),
 }
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def compute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +15,8 @@ from tests.kernels.test_convolution_kernel import (
     norm_of,
 )
 from tests.support.numerics import assert_bit_identical, assert_contract
-from tests.support.regions import kernels
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 Tensor = torch.Tensor
 
@@ -31,14 +31,6 @@ MORE = {
 every_problem = pytest.mark.parametrize(
     "problem", [*PROBLEMS.values(), *MORE.values()], ids=[*PROBLEMS, *MORE]
 )
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def last(x: Tensor) -> Tensor:

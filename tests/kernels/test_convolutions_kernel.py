@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ from tests.kernels.test_convolution_kernel import Problem, compute, expected
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 Tensor = torch.Tensor
 # One behind the other. Between two that are computed together lie 64 Ki values or more.
@@ -83,14 +84,6 @@ CHAINS = {
 }
 every_chain = pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
 every_thread_count = pytest.mark.parametrize("threads", [1, 3])
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def layers_of(chain: list[Problem]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 Tensor = torch.Tensor
 
@@ -38,14 +40,6 @@ SIZES = [
     (65, 300, 17), (130, 513, 129), (1, 600, 257), (0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0),
 ]  # fmt: skip
 RANKS = [(13,), (3, 13), (2, 3, 13), (2, 1, 3, 13), (2, 0, 13)]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def compute(

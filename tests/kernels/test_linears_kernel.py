@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ from tests.kernels.test_linear_kernel import ACTIVATIONS
 from tests.support.numerics import assert_bit_identical
 from tests.support.regions import kernels
 
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
+
 Tensor = torch.Tensor
 NONE, SILU, GELU = (list(ACTIVATIONS).index(name) for name in ("none", "silu", "gelu_erf"))
 # Rows of the input, values of a row, values after each layer: tails, blocks of rows and columns,
@@ -22,14 +23,6 @@ SIZES = [
     (400, 96, (1100, 24, 33)), (8, 64, (64, 64, 64)),
     (0, 8, (4, 5, 6)), (3, 0, (4, 5, 6)), (3, 5, (0, 5, 7)),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ from lowering.native import library
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
 
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
+
 Tensor = torch.Tensor
 MODES = ["LSTM", "GRU", "RNN_TANH", "RNN_RELU"]  # in the order of `enum class Cell`
 # inputs, hidden units, layers, rows of the batch, steps: tails of blocks and of tiles, one of
@@ -22,14 +23,6 @@ SIZES = [
     (8, 16, 1, 1, 5), (5, 17, 2, 3, 7), (1, 1, 1, 1, 1), (40, 100, 2, 33, 3),
     (30, 256, 1, 2, 300), (3, 5, 3, 64, 9), (16, 130, 2, 13, 2),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def layer_of(mode: str, *sizes: int, **how: Any) -> nn.Module:

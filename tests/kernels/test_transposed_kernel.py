@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +12,8 @@ from tests.kernels.test_convolution_kernel import norm_of
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 from tests.support.numerics import assert_contract
 from tests.support.regions import kernels
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 Tensor = torch.Tensor
 
@@ -44,14 +45,6 @@ PROBLEMS = {
     "stride 1": Problem(8, (12, 10), 24, (3, 3), (1, 1), (1, 1), (0, 0)),
 }
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    kernels()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def compute(
