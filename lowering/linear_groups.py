@@ -25,7 +25,7 @@ _TOGETHER = {
     "kernel_dispatch::openmp_linear_bf16": "openmp_linears_bf16",
 }
 # What stands between query, key and value where attention is spelled out.
-_BETWEEN = ("_product", "_attention")
+_BETWEEN = ("_product", "_attention", "_softmax")
 
 
 def join(graph: fx.Graph) -> int:

@@ -307,9 +307,9 @@ def by_openmp() -> CompileContext:
 
 
 def test_s000_08_openmp(by_openmp: CompileContext) -> None:
-    """OpenMP: linear layers are C++ kernels of this project, compiled with OpenMP, on as many
-    threads as `num_workers` says."""
-    assert by_openmp.taken == ("linear:openmp",)
+    """OpenMP: linear layers and a softmax are C++ kernels of this project, compiled with OpenMP, on
+    as many threads as `num_workers` says."""
+    assert by_openmp.taken == ("linear:openmp", "softmax:openmp")
     hold(by_openmp, torch.randn(64, 256))
     flags = provider("openmp").get_compile_flags()
     assert "openmp" in flags.split("provider=openmp")[1]  # -fopenmp, or -Xpreprocessor -fopenmp
