@@ -220,7 +220,7 @@ TARGET = Target(
             min_bytes=1 << 16,
             min_ops=2,
             why="exponentials in line, the maxima of sixteen rows at once: where nothing before or "
-            "behind it joins it, Inductor's loop takes 1.3 to 3 times as long as eager",
+            "behind it joins it, Inductor's loop takes 1.2 to 3 times as long as eager",
         ),
         CapabilityRow(
             "cpu",
