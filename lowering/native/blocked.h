@@ -70,7 +70,8 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
     for (int64_t t = 0; t < tiles; t++) {
       const Range some = part_of(rows, t, tiles);
       const int high = static_cast<int>(some.size());
-      const Block left{a.data + some.begin * a.across, a.across, a.along};
+      Block left = a;
+      left.data += some.begin * a.across;
       const Block right{b.data + strip.begin * b.across, b.across, b.along};
       float* to = c + some.begin * ldc + column;
       const Tile tile = tile_of(high, width);

@@ -50,13 +50,36 @@ struct RowsFrom {
   }
 };
 
-// Lines of an image, for a few panels of channels, as the convolution behind them needs them.
+// Some lines of one image, for a few panels of channels.
 template <class Rows>
+void make_lines(const ConvStage& stage, const Rows& rows, int64_t image, Range lines, Range panels,
+                float* to) {
+  const ConvShape& s = stage.shape;
+  const int64_t depth = s.depth(), first = panels.begin * kLanes;
+  const int64_t channels = std::min(panels.end * kLanes, s.co) - first;
+  const RowsFrom<Rows> some{rows, (image * s.oh + lines.begin) * s.ow};
+  multiply_item(Grid{}, 0, lines.size() * s.ow, channels, depth, some,
+                PackedColumns{stage.packed + first * depth, depth}, to, channels,
+                stage.epilogue.at(0, first));
+}
+
+static inline void make_lines(const ConvStage& stage, DirectLines& from, int64_t image, Range lines,
+                              Range panels, float* to) {
+  const ConvShape& s = stage.shape;
+  const int64_t at_once = direct_lines_at_once(s, from);
+  float* const first = to - (image * s.oh + lines.begin) * s.ow * s.co;
+  for (int64_t at = lines.begin; at < lines.end; at += at_once)
+    direct_blocks(s, from, {image, {at, std::min(at + at_once, lines.end)}, {0, s.ow}}, panels,
+                  stage.packed, first, stage.epilogue);
+}
+
+// Lines of an image, for a few panels of channels, as the convolution behind them needs them.
+template <class Inputs>
 class MadeLines {
  public:
-  MadeLines(const ConvStage& stage, const Rows& rows, int64_t image, Range panels)
-      : stage_(stage), rows_(rows), image_(image), first_(panels.begin * kLanes),
-        channels_(std::min(panels.end * kLanes, stage.shape.co) - first_),
+  MadeLines(const ConvStage& stage, Inputs& inputs, int64_t image, Range panels)
+      : stage_(stage), inputs_(inputs), image_(image), panels_(panels),
+        channels_(std::min(panels.end * kLanes, stage.shape.co) - panels.begin * kLanes),
         line_(stage.shape.ow * channels_) {}
 
   int64_t channels() const { return channels_; }
@@ -68,29 +91,26 @@ class MadeLines {
       std::memmove(buffer, buffer + (needed.begin - held_.begin) * line_,
                    static_cast<size_t>(kept * line_) * sizeof(float));
     const Range missing{needed.begin + kept, needed.end};
-    const ConvShape& s = stage_.shape;
-    const int64_t depth = s.depth(), pixels = missing.size() * s.ow;
-    const RowsFrom<Rows> rows{rows_, (image_ * s.oh + missing.begin) * s.ow};
-    const PackedColumns columns{stage_.packed + first_ * depth, depth};
-    if (pixels > 0)
-      multiply_item(Grid{}, 0, pixels, channels_, depth, rows, columns, buffer + kept * line_,
-                    channels_, stage_.epilogue.at(0, first_));
+    if (missing.size() > 0)
+      make_lines(stage_, inputs_, image_, missing, panels_, buffer + kept * line_);
     held_ = needed;
-    return {buffer, image_ * s.oh + needed.begin};
+    return {buffer, image_ * stage_.shape.oh + needed.begin};
   }
 
  private:
   const ConvStage& stage_;
-  const Rows& rows_;
-  int64_t image_, first_, channels_, line_;
+  Inputs& inputs_;
+  int64_t image_;
+  Range panels_;
+  int64_t channels_, line_;
   Range held_{0, 0};
 };
 
 // Output lines `mine` of one image, for a few panels of channels.
-template <class Rows>
-void depthwise_of_made_lines(const ConvStage& first, const ConvStage& second, const Rows& rows,
+template <class Inputs>
+void depthwise_of_made_lines(const ConvStage& first, const ConvStage& second, Inputs inputs,
                              float* y, int64_t image, Range panels, Range mine) {
-  MadeLines<Rows> made(first, rows, image, panels);
+  MadeLines<Inputs> made(first, inputs, image, panels);
   ConvShape s = second.shape;
   s.ci = s.groups = made.channels();  // of the buffer; the output keeps all of them
   const int64_t channel = panels.begin * kLanes, line = s.w * s.ci;
@@ -138,6 +158,8 @@ static inline void dense_then_depthwise(const ConvStage& first, const ConvStage&
     const Range wide = part_of(panels, group, groups), mine = part_of(d.oh, band, bands);
     if (s.pointwise())
       depthwise_of_made_lines(first, second, MatrixRows{x, s.ci}, y, image, wide, mine);
+    else if (direct_suits(s))
+      depthwise_of_made_lines(first, second, DirectLines(s, x), y, image, wide, mine);
     else
       depthwise_of_made_lines(first, second, ImageRows(s, x, 0), y, image, wide, mine);
   });

@@ -64,10 +64,12 @@ static inline void hold_in_register(vec& v) {
 }
 
 // Part of an operand: data[i * across + p * along], where p runs over what is summed up. For a
-// left operand i is a row, for a right one a panel of kLanes columns.
+// left operand i is a row, for a right one a panel of kLanes columns. A left one may be several runs
+// of equal length, `jump` from the end of one to the next; the right one goes on where it was.
 struct Block {
   const float* data;
   int64_t across, along;
+  int64_t runs = 1, jump = 0;
 };
 
 // What 32 bits of an operand are: one number, or whatever `Numbers` of another kind makes of them.
@@ -75,7 +77,7 @@ struct Floats {
   static inline vec multiply_add(vec a, vec b, vec c) { return kd::multiply_add(a, b, c); }
 };
 
-// rows x (width * kLanes) sums over k of a[row][k] * b[panel][k][lane].
+// rows x (width * kLanes) sums over k of a[row][k] * b[panel][k][lane]; depth: of one run.
 template <int rows, int width, class Numbers = Floats>
 struct Sums {
   vec at[rows][width];
@@ -91,7 +93,10 @@ struct Sums {
     const float* b = right.data;
     const int64_t row = left.across, panel = right.across, a_step = left.along,
                   b_step = right.along;
-    for (int64_t p = 0; p < depth; p++, b += b_step) {
+    // One loop: between two of them the sums would not stay in registers.
+    const int64_t whole = depth * left.runs;
+    int64_t of_run = depth;
+    for (int64_t p = 0; p < whole; p++, b += b_step) {
       if (rows > 2 && width > 2) __builtin_prefetch(ahead + p * kLanes, 0, 2);
       vec loaded[width];
 #pragma GCC unroll 4
@@ -108,6 +113,11 @@ struct Sums {
       }
 #pragma GCC unroll 8
       for (int g = 0; g < threes; g++) a[g] += a_step;
+      if (__builtin_expect(--of_run == 0, 0)) {
+        of_run = depth;
+#pragma GCC unroll 8
+        for (int g = 0; g < threes; g++) a[g] += left.jump;
+      }
     }
   }
 };

@@ -55,6 +55,14 @@ CHAINS = {
         Problem(2, 3, (97, 95), 32, (3, 3), (2, 2), (1, 1)),
         Problem(2, 32, (49, 48), 32, (3, 3), padding=(1, 1), groups=32),
     ],
+    "dilated stem, depthwise": [
+        Problem(1, 6, (70, 66), 32, (3, 3), padding=(2, 2), dilation=(2, 2)),
+        Problem(1, 32, (70, 66), 32, (3, 3), padding=(1, 1), groups=32),
+    ],
+    "stem of long lines, depthwise": [
+        Problem(1, 64, (3, 2100), 32, (3, 3), padding=(1, 1)),
+        Problem(1, 32, (3, 2100), 32, (3, 3), padding=(1, 1), groups=32),
+    ],
     "depthwise, pointwise": [
         Problem(2, 40, (40, 41), 40, (3, 3), padding=(1, 1), groups=40),
         Problem(2, 40, (40, 41), 70, (1, 1)),
