@@ -15,6 +15,7 @@ from kernel_dispatch.options import OPTIONS
 from kernel_dispatch.terminal import Style
 from lowering import libraries, machine, targets, toolchain
 from lowering.contract import Probe
+from lowering.native import library
 from tests.unit.toy_facts import NO_COMPILER, replaced, row_of, with_setting
 
 pytestmark = pytest.mark.quick
@@ -69,8 +70,10 @@ def test_a_probe_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Really compiling takes a second; one test does it."""
+    """Really compiling takes a second; one test does it. And what the kernels' own probe made of a
+    broken machine would be remembered."""
     monkeypatch.setattr(toolchain, "probe_deep", lambda: Probe.yes("g++ 1"))
+    monkeypatch.setattr(library, "probe", lambda: Probe.no("not asked"))
 
 
 @pytest.fixture(autouse=True)
