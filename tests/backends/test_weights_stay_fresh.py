@@ -217,6 +217,25 @@ def test_optimizer_steps_and_swapped_parameters(place: str) -> None:
 
 @pytest.mark.usefixtures("rows")
 @places("O1 mkldnn", "O2 openmp")
+def test_changes_show_without_torchs_guards_on_modules(place: str) -> None:
+    """docs/performance.md recommends it, so weights may not depend on these guards."""
+    model, x = network()
+    without = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+    compiled = compile_in(place, model, options={"guard_filter_fn": without})
+    before, calls = hold_region(compiled, model, x), 1
+    for change in CHANGES:
+        change(model)
+        after, calls = hold_region(compiled, model, x, where=change.__name__), calls + 1
+        assert not torch.equal(before, after), f"{change.__name__} changed nothing"
+        before = after
+    provider = provider_at(place)
+    assert_regions(
+        compiled, ("convolution", provider, 2, 2 * calls), ("linear", provider, 1, calls)
+    )
+
+
+@pytest.mark.usefixtures("rows")
+@places("O1 mkldnn", "O2 openmp")
 def test_packed_weights_are_forgotten_with_their_model(place: str) -> None:
     """At the latest when the next weight is packed."""
     from lowering import packing
