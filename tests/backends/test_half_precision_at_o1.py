@@ -120,5 +120,6 @@ def test_weights_that_autocast_would_round(level: str, name: str, dtype: torch.d
     (row,) = graph_reports(compiled)[0].regions
     assert (row.name, row.provider in ("mkldnn", "openmp")) == (region, True)
     in_hardware = not half_precision.is_widened(dtype)
-    assert ("cast-weight" in row.recipes) == (in_hardware and row.provider == "mkldnn")
+    ours = (region, row.provider) == ("linear", "openmp")  # the one of ours with such products
+    assert ("cast-weight" in row.recipes) == (in_hardware and (ours or row.provider == "mkldnn"))
     assert "widen-weight" not in row.recipes
