@@ -261,12 +261,6 @@ UNEVEN = {
     "pointwise": Problem(1, 5, (6, 7), 8, (1, 1)),
     "depthwise": Problem(1, 20, (9, 12), 20, (5, 5), (2, 2), groups=20),
     "beyond the kernel": Problem(1, 4, (5, 5), 6, (2, 2)),
-    "direct, lines in parts": Problem(1, 64, (5000,), 24, (3,), padding=(1,)),
-    "direct, lines in parts, strided": Problem(2, 40, (9001,), 16, (4,), (2,)),
-    "direct, wide lines in parts": Problem(1, 24, (3, 3001), 20, (3, 3), padding=(1, 1)),
-    "direct, runs in two steps": Problem(1, 48, (9, 10), 20, (5, 3), padding=(2, 1)),
-    "two channels": Problem(2, 2, (18, 21), 24, (3, 3), padding=(1, 1)),
-    "four channels": Problem(2, 4, (18, 21), 24, (3, 3), (2, 2), padding=(1, 1)),
     "1-D": Problem(2, 5, (23,), 9, (4,)),
     "1-D depthwise": Problem(2, 20, (15,), 20, (4,), groups=20),
 }
