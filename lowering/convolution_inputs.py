@@ -14,10 +14,11 @@ from torch import fx
 
 from lowering.outputs import copied, lies_channels_last
 
-# Which arguments of an operator it reads channels last: the image, and what lies beside the output.
+# Which arguments of an operator it reads channels last: the image, and what lies beside the output;
+# tensors, or lists of them.
 _READ_CHANNELS_LAST = {
     "kernel_dispatch::openmp_convolution": (0, 12, 13, 14),
-    "kernel_dispatch::openmp_convolutions": (0, 4, 5, 6),
+    "kernel_dispatch::openmp_convolutions": (0, 4),
     "kernel_dispatch::openmp_transposed_convolution": (0,),
     "kernel_dispatch::mkldnn_convolution": (0,),
     "kernel_dispatch::mkldnn_transposed_convolution": (0,),
@@ -27,17 +28,18 @@ _READ_CHANNELS_LAST = {
 def lay_out(graph: fx.Graph) -> None:
     """Before the code of everything else is generated, and after it is known how tensors lie."""
     laid_out: dict[fx.Node, fx.Node] = {}
+
+    def channels_last(image: fx.Node) -> fx.Node:
+        if image.op == "placeholder" or lies_channels_last(image.meta["val"]):
+            return image
+        if image not in laid_out:
+            dims = image.meta["val"].dim()
+            laid_out[image] = copied(graph, image, (0, *range(2, dims), 1))
+        return laid_out[image]
+
     for node in list(graph.nodes):
         for index in _reading_channels_last(node):
-            image = node.args[index]
-            if not isinstance(image, fx.Node) or image.op == "placeholder":
-                continue
-            if lies_channels_last(image.meta["val"]):
-                continue
-            if image not in laid_out:
-                dims = image.meta["val"].dim()
-                laid_out[image] = copied(graph, image, (0, *range(2, dims), 1))
-            node.update_arg(index, laid_out[image])
+            node.update_arg(index, fx.map_arg(node.args[index], channels_last))
 
 
 def _reading_channels_last(node: fx.Node) -> Sequence[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import convolution_chains, group_norm, linear_groups, outputs, providers
+from lowering import convolution_groups, group_norm, linear_groups, outputs, providers
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
 from lowering.graphs import erase_dead, place
@@ -223,7 +223,7 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     moved = [region for region in taken if not region.left]
     if any(region.name in _LAY_OUT_OTHERWISE for region in moved):
         outputs.put_back(module, strides, stands_for, group_norm.put_right)
-    convolution_chains.join(module.graph)
+    convolution_groups.join(module.graph)
     if linear_groups.join(module.graph):
         (linears,) = [region for region in taken if (region.name, region.provider) == _OUR_LINEARS]
         linears.detail = _with(linears.detail, ["shared_input"])

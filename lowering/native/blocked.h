@@ -74,7 +74,7 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
       left.data += some.begin * a.across;
       const Block right{b.data + strip.begin * b.across, b.across, b.along};
       float* to = c + some.begin * ldc + column;
-      const Tile tile = tile_of(high, width);
+      const Tile tile = tile_of(high, width, finish.last_lanes <= kHalfLanes);
       const Epilogue part = finish.last ? e.at(some.begin, column) : Epilogue{};
       finish.ahead = next != nullptr && t < nexts ? next + t * b.across : right.data;
       if (in_registers) {

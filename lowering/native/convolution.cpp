@@ -8,12 +8,12 @@
 namespace kd {
 namespace {
 
-Tensor computed(at::ArrayRef<Layer> layers, const Tensor& x, const Operands& beside, bool rows) {
-  const Tensor image = image_of(x);
-  const Tensor out = rows ? all_in_rows(layers, image, beside)
-                          : all_of(layers, channels_last(image), beside);
+Tensor computed(at::ArrayRef<Layer> layers, std::vector<Tensor> given, bool rows) {
+  const bool lines = given.front().dim() == 3;
+  for (Tensor& image : given) image = image_of(image);
+  const Tensor out = rows ? all_in_rows(layers, given) : all_of(layers, given);
   if (out.numel() > 0) count(kConvolution, static_cast<int64_t>(layers.size()));
-  return x.dim() == 3 ? out.squeeze(2) : out;
+  return lines ? out.squeeze(2) : out;
 }
 
 Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
@@ -25,23 +25,38 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
                    bool rows) {
   const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
                   or_undefined(var), eps};
-  const Layer layer{weight, or_undefined(bias), norm, stride, padding, dilation, groups, act, a, b,
-                    winograd};
-  return computed(layer, x, {before, times, after}, rows);
+  Layer layer{weight, or_undefined(bias), norm, stride, padding, dilation, groups, act, a, b,
+              winograd};
+  std::vector<Tensor> given{x};
+  const auto beside = [&](const OptionalTensor& tensor) {
+    if (!tensor.has_value()) return Layer::kNothing;
+    given.push_back(*tensor);
+    return static_cast<int64_t>(given.size()) - 1;
+  };
+  layer.before = beside(before), layer.times = beside(times), layer.after = beside(after);
+  return computed(layer, std::move(given), rows);
 }
 
 // Tensors, integers and numbers of each layer, one layer after the other.
-constexpr size_t kTensors = 6, kIntegers = 11, kNumbers = 3;
+constexpr size_t kTensors = 6, kIntegers = 15, kNumbers = 3;
+
+// What a layer reads is there before it.
+void check_order(at::ArrayRef<Layer> layers, size_t given) {
+  for (size_t i = 0; i < layers.size(); i++)
+    for (const int64_t value : layers[i].reads())
+      TORCH_CHECK(value < static_cast<int64_t>(given + i), "convolution ", i, " reads value ", value,
+                  ", which is made later");
+}
 
 Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
                     at::IntArrayRef integers, at::ArrayRef<double> numbers,
-                    const OptionalTensor& before, const OptionalTensor& times,
-                    const OptionalTensor& after, bool rows) {
+                    at::TensorList others, bool rows) {
   const size_t count = numbers.size() / kNumbers;
   TORCH_CHECK(tensors.size() == count * kTensors && integers.size() == count * kIntegers,
               "each of ", count, " convolutions needs ", kTensors, " tensors and ", kIntegers,
               " integers");
   std::vector<Layer> layers;
+  layers.reserve(count);
   for (size_t i = 0; i < count; i++) {
     const auto tensor = [&](size_t which) {
       return or_undefined(tensors.get(i * kTensors + which));
@@ -50,9 +65,13 @@ Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
     const double* number = &numbers[i * kNumbers];
     layers.push_back({tensor(0), tensor(1), {tensor(2), tensor(3), tensor(4), tensor(5), number[0]},
                       of_layer.slice(0, 2), of_layer.slice(2, 4), of_layer.slice(6, 2), of_layer[8],
-                      of_layer[9], number[1], number[2], of_layer[10] != 0});
+                      of_layer[9], number[1], number[2], of_layer[10] != 0, of_layer[11],
+                      of_layer[12], of_layer[13], of_layer[14]});
   }
-  return computed(layers, x, {before, times, after}, rows);
+  std::vector<Tensor> given{x};
+  given.insert(given.end(), others.begin(), others.end());
+  check_order(layers, given.size());
+  return computed(layers, std::move(given), rows);
 }
 
 }  // namespace
@@ -69,7 +88,7 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
       as_in_the_graph);
   library.def(
       "openmp_convolutions(Tensor x, Tensor?[] tensors, int[] integers, float[] numbers, "
-      "Tensor? before, Tensor? times, Tensor? after, *, bool rows=False) -> Tensor",
+      "Tensor[] others, *, bool rows=False) -> Tensor",
       as_in_the_graph);
 }
 

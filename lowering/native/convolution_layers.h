@@ -1,7 +1,9 @@
 // Convolutions as a graph describes them, one behind the other, on images channels last.
 #pragma once
 
-#include "conv_pair.h"
+#include <array>
+
+#include "conv_bottleneck.h"
 #include "convolution_norm.h"
 #include "image_tensors.h"
 #include "weights.h"
@@ -53,42 +55,34 @@ inline ConvShape shape_of(at::IntArrayRef image, const Tensor& weight, at::IntAr
   return s;
 }
 
-// One convolution, as the graph describes it.
+// One convolution, as the graph describes it. What it reads besides its weights are numbers of values:
+// first the images that are given, then what each convolution makes.
 struct Layer {
+  static constexpr int64_t kNothing = -1;
+
   Tensor weight, bias;
   Norm norm;
   at::IntArrayRef stride, padding, dilation;
   int64_t groups, act;
   double a, b;
   bool winograd;
+  int64_t image = 0, before = kNothing, times = kNothing, after = kNothing;
+
+  std::array<int64_t, 4> reads() const { return {image, before, times, after}; }
+  bool reads_beside() const { return before >= 0 || times >= 0 || after >= 0; }
 };
 
-// What the last epilogue reads beside the output, as the graph gives it.
-struct Operands {
-  OptionalTensor before, times, after;
-
-  // Those of some of the images.
-  Operands of(int64_t first, int64_t images) const {
-    const auto part = [&](const OptionalTensor& whole) {
-      return whole.has_value() ? OptionalTensor(whole->narrow(0, first, images)) : whole;
-    };
-    return {part(before), part(times), part(after)};
-  }
-};
-
-// The same, lying as the output does.
+// What an epilogue reads beside the output, lying as the output does.
 struct Beside3 {
   Beside before, times, after;
 
-  template <class Lay>
-  Beside3(const Operands& given, at::MemoryFormat format, const Lay& lay)
-      : before(laid(given.before, lay), format), times(laid(given.times, lay), format),
-        after(laid(given.after, lay), format) {}
+  Beside3(const Layer& layer, at::ArrayRef<Tensor> values, at::MemoryFormat format)
+      : before(value(values, layer.before), format), times(value(values, layer.times), format),
+        after(value(values, layer.after), format) {}
 
  private:
-  template <class Lay>
-  static OptionalTensor laid(const OptionalTensor& given, const Lay& lay) {
-    return given.has_value() ? OptionalTensor(lay(image_of(*given))) : given;
+  static OptionalTensor value(at::ArrayRef<Tensor> values, int64_t number) {
+    return number < 0 ? OptionalTensor() : OptionalTensor(values[number]);
   }
 };
 
@@ -103,68 +97,127 @@ inline Tensor images_for(const ConvShape& s, const Tensor& like) {
 // A convolution with its weights at hand.
 struct Ready {
   PackedPtr packed;
+  Beside3 beside;
   ConvStage stage;
 
-  Ready(const Layer& layer, const ConvShape& shape, bool winograd, const Beside3* beside)
-      : packed(packed_convolution(layer.weight, layer.bias, layer.norm, shape, winograd)) {
-    static const Beside none(std::nullopt, kChannelsLast);
+  Ready(const Layer& layer, const ConvShape& shape, bool winograd, at::ArrayRef<Tensor> values)
+      : packed(packed_convolution(layer.weight, layer.bias, layer.norm, shape, winograd)),
+        beside(layer, values, kChannelsLast) {
     const float* bias = packed->bias.empty() ? nullptr : packed->bias.data();
     stage = {shape, packed->weight.data(),
-             epilogue_of(bias, beside ? beside->before : none, beside ? beside->times : none,
-                         beside ? beside->after : none, shape.co, layer.act, layer.a, layer.b)};
+             epilogue_of(bias, beside.before, beside.times, beside.after, shape.co, layer.act,
+                         layer.a, layer.b)};
   }
 };
 
-inline Tensor convolved(const Layer& layer, const Tensor& image, const Beside3* beside) {
-  const ConvShape s = shape_of(image.sizes(), layer);
-  Tensor out = images_for(s, image);
-  if (out.numel() == 0) return out;
-  const float* from = image.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  const auto computed = [&](bool winograd) {
-    const Ready ready(layer, s, winograd, beside);
-    const auto& [shape, packed, epilogue] = ready.stage;
-    if (winograd) return winograd_conv(shape, from, packed, to, epilogue, threads());
-    conv(shape, from, packed, to, epilogue, threads());
-    return true;
-  };
-  if (!layer.winograd || !computed(true)) computed(false);
-  return out;
-}
-
-// Both at once, or nothing if that does not pay.
-inline std::optional<Tensor> convolved_together(const Layer& one, const Layer& two,
-                                                const Tensor& image, const Beside3* beside) {
-  if (one.winograd || two.winograd) return std::nullopt;
-  const ConvShape s = shape_of(image.sizes(), one);
-  const int64_t between[] = {s.n, s.co, s.oh, s.ow};
-  const ConvShape t = shape_of(between, two);
-  if (!pair_suits(s, t)) return std::nullopt;
-  const Ready first(one, s, false, nullptr), second(two, t, false, beside);
-  Tensor out = images_for(t, image);
-  conv_pair(first.stage, second.stage, image.const_data_ptr<float>(),
-            out.mutable_data_ptr<float>(), threads());
-  return out;
-}
-
-// Channels last.
-inline Tensor all_of(at::ArrayRef<Layer> layers, Tensor image, const Operands& operands) {
-  const Beside3 beside(operands, kChannelsLast, channels_last);
-  while (!layers.empty()) {
-    const auto beside_of = [&](size_t index) {
-      return index + 1 == layers.size() ? &beside : nullptr;
-    };
-    if (layers.size() > 1) {
-      if (auto both = convolved_together(layers[0], layers[1], image, beside_of(1))) {
-        image = *std::move(both);
-        layers = layers.slice(2);
-        continue;
-      }
-    }
-    image = convolved(layers[0], image, beside_of(0));
-    layers = layers.slice(1);
+// Convolutions in the order in which they are computed. Neighbours are computed together where that
+// pays, and images are freed as soon as nobody is to read them any more.
+class Convolutions {
+ public:
+  // `given`: channels last.
+  Convolutions(at::ArrayRef<Layer> layers, std::vector<Tensor> given)
+      : layers_(layers), given_(given.size()), values_(std::move(given)) {
+    values_.resize(given_ + layers.size());
+    readers_.resize(values_.size());
+    for (const Layer& layer : layers)
+      for (const int64_t value : layer.reads())
+        if (value >= 0) readers_[value]++;
   }
-  return image;
+
+  Tensor compute() {
+    for (size_t first = 0; first < layers_.size();) {
+      const size_t some = from(first);
+      for (size_t i = first; i < first + some; i++) release(layers_[i]);
+      first += some;
+    }
+    return values_.back();
+  }
+
+ private:
+  // Computes one, two or three of them, and says how many.
+  size_t from(size_t first) {
+    const size_t behind = how_many_behind(first);
+    const ConvShape s = shape_of(values_[layers_[first].image].sizes(), layers_[first]);
+    if (behind >= 1) {
+      const ConvShape t = shape_of(sizes_of(s), layers_[first + 1]);
+      if (behind >= 2) {
+        const ConvShape u = shape_of(sizes_of(t), layers_[first + 2]);
+        if (bottleneck_suits(s, t, u, threads())) return all_three(first, s, t, u);
+      }
+      if (pair_suits(s, t)) return both(first, s, t);
+    }
+    return one(first, s);
+  }
+
+  // How many of the next two read nothing but what the one before them makes, alone.
+  size_t how_many_behind(size_t first) const {
+    size_t last = first;
+    while (last < first + 2 && last + 1 < layers_.size() && is_behind(last)) last++;
+    return layers_[first].winograd ? 0 : last - first;
+  }
+
+  bool is_behind(size_t index) const {
+    const int64_t made = static_cast<int64_t>(given_ + index);
+    const Layer& next = layers_[index + 1];
+    return next.image == made && readers_[made] == 1 && !layers_[index].reads_beside() &&
+           !next.winograd;
+  }
+
+  size_t one(size_t index, const ConvShape& s) {
+    const Layer& layer = layers_[index];
+    float* to = made(index, s);
+    const auto computed = [&](bool winograd) {
+      const Ready ready(layer, s, winograd, values_);
+      const auto& [shape, packed, epilogue] = ready.stage;
+      if (winograd) return winograd_conv(shape, image_of(index), packed, to, epilogue, threads());
+      conv(shape, image_of(index), packed, to, epilogue, threads());
+      return true;
+    };
+    if (s.values() > 0 && (!layer.winograd || !computed(true))) computed(false);
+    return 1;
+  }
+
+  size_t both(size_t index, const ConvShape& s, const ConvShape& t) {
+    const Ready first(layers_[index], s, false, values_);
+    const Ready second(layers_[index + 1], t, false, values_);
+    conv_pair(first.stage, second.stage, image_of(index), made(index + 1, t), threads());
+    return 2;
+  }
+
+  size_t all_three(size_t index, const ConvShape& s, const ConvShape& t, const ConvShape& u) {
+    const Ready first(layers_[index], s, false, values_);
+    const Ready second(layers_[index + 1], t, false, values_);
+    const Ready third(layers_[index + 2], u, false, values_);
+    bottleneck(first.stage, second.stage, third.stage, image_of(index), made(index + 2, u),
+               threads());
+    return 3;
+  }
+
+  const float* image_of(size_t index) const {
+    return values_[layers_[index].image].const_data_ptr<float>();
+  }
+
+  float* made(size_t index, const ConvShape& s) {
+    return (values_[given_ + index] = images_for(s, values_[0])).mutable_data_ptr<float>();
+  }
+
+  void release(const Layer& layer) {
+    for (const int64_t value : layer.reads())
+      if (value > 0 && --readers_[value] == 0) values_[value] = Tensor();
+  }
+
+  static std::array<int64_t, 4> sizes_of(const ConvShape& s) { return {s.n, s.co, s.oh, s.ow}; }
+
+  at::ArrayRef<Layer> layers_;
+  size_t given_;
+  std::vector<Tensor> values_;
+  std::vector<int64_t> readers_;
+};
+
+inline Tensor all_of(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+  std::vector<Tensor> laid_out;
+  for (const Tensor& image : given) laid_out.push_back(channels_last(image));
+  return Convolutions(layers, std::move(laid_out)).compute();
 }
 
 }  // namespace kd

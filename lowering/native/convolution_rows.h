@@ -24,46 +24,51 @@ inline PackedPtr packed_pointwise_rows(const Layer& layer, const ConvShape& shap
   });
 }
 
-inline void pointwise_in_rows(const Layer& layer, const ConvShape& shape, const Tensor& image,
-                              const Operands& operands, float* to) {
+inline void pointwise_in_rows(const Layer& layer, const ConvShape& shape,
+                              at::ArrayRef<Tensor> given, float* to) {
   const PackedPtr packed = packed_pointwise_rows(layer, shape);
-  const Beside3 beside(operands, at::MemoryFormat::Contiguous, in_rows);
+  std::vector<Tensor> rows;
+  for (const Tensor& image : given) rows.push_back(in_rows(image));
+  const Beside3 beside(layer, rows, at::MemoryFormat::Contiguous);
   const Epilogue epilogue = epilogue_of<float>(nullptr, beside.before, beside.times, beside.after,
                                                shape.h * shape.w, layer.act, layer.a, layer.b);
-  pointwise_rows(shape, image.const_data_ptr<float>(), packed->weight.data(), to, epilogue,
+  pointwise_rows(shape, rows.front().const_data_ptr<float>(), packed->weight.data(), to, epilogue,
                  threads());
 }
 
-inline std::vector<int64_t> sizes_behind(at::ArrayRef<Layer> layers, at::IntArrayRef image) {
-  std::vector<int64_t> sizes = image.vec();
+// Of what the last one makes.
+inline std::vector<int64_t> sizes_behind(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+  std::vector<std::vector<int64_t>> sizes;
+  for (const Tensor& image : given) sizes.push_back(image.sizes().vec());
   for (const Layer& layer : layers) {
-    const ConvShape s = shape_of(sizes, layer);
-    sizes = {s.n, s.co, s.oh, s.ow};
+    const ConvShape s = shape_of(sizes[layer.image], layer);
+    sizes.push_back({s.n, s.co, s.oh, s.ow});
   }
-  return sizes;
+  return sizes.back();
 }
 
-inline Tensor all_in_rows(at::ArrayRef<Layer> layers, const Tensor& image,
-                          const Operands& operands) {
-  Tensor out = at::empty(sizes_behind(layers, image.sizes()),
+inline Tensor all_in_rows(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+  const Tensor& image = given.front();
+  Tensor out = at::empty(sizes_behind(layers, given),
                          image.options().memory_format(at::MemoryFormat::Contiguous));
   if (out.numel() == 0) return out;
   float* to = out.mutable_data_ptr<float>();
   const ConvShape first = shape_of(image.sizes(), layers.front());
   if (layers.size() == 1 && pointwise_rows_suits(first) && image.is_contiguous()) {
-    pointwise_in_rows(layers.front(), first, image, operands, to);
+    pointwise_in_rows(layers.front(), first, given, to);
     return out;
   }
   const int64_t images = image.size(0), each = (image.numel() + out.numel()) / images;
-  // A chain is not divided: what it computes together may depend on how many images there are, and
+  // Several are not divided: what they compute together may depend on how many images there are, and
   // nothing is to depend on the number of threads.
   const bool divided = layers.size() == 1;
   const int64_t portion =
       divided ? std::max<int64_t>(1, threads() * kPortionFloats / each) : images;
   for (int64_t begin = 0; begin < images; begin += portion) {
     const int64_t some = std::min(portion, images - begin);
-    const Tensor part = all_of(layers, channels_last(image.narrow(0, begin, some)),
-                               operands.of(begin, some));
+    std::vector<Tensor> parts;
+    for (const Tensor& whole : given) parts.push_back(whole.narrow(0, begin, some));
+    const Tensor part = all_of(layers, parts);
     reorder_channels(extents_of(part), part.const_data_ptr<float>(),
                      to + begin * (out.numel() / images), false, threads());
   }

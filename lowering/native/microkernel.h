@@ -53,7 +53,8 @@ static inline vec multiply_add(vec a, vec b, vec c) {
 }
 
 // Keeps the compiler from loading a value again at each of its uses.
-static inline void hold_in_register(vec& v) {
+template <class Vector>
+static inline void hold_in_register(Vector& v) {
 #if defined(__AVX2__)
   asm("" : "+v"(v));
 #elif defined(__aarch64__)
@@ -62,6 +63,31 @@ static inline void hold_in_register(vec& v) {
   (void)v;
 #endif
 }
+
+// Half a vector: enough for the last panel of 24 or 40 columns. Zen 4 computes a vector of 64 bytes in
+// two halves, so the half that is left out is half of the time; other CPUs lose nothing by it.
+#if defined(__AVX512F__)
+constexpr int kHalfLanes = kLanes / 2;
+typedef float half_vec __attribute__((vector_size(kHalfLanes * 4), aligned(4), may_alias));
+
+static inline half_vec load_half(const float* p) { return *reinterpret_cast<const half_vec*>(p); }
+static inline half_vec broadcast_half(const float* p) {
+  return (half_vec)_mm256_broadcast_ss(p);
+}
+static inline half_vec low_half(vec v) { return (half_vec)_mm512_castps512_ps256((__m512)v); }
+static inline vec with_zeros(half_vec v) { return (vec)_mm512_zextps256_ps512((__m256)v); }
+static inline half_vec multiply_add(half_vec a, half_vec b, half_vec c) {
+  return (half_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+#else
+constexpr int kHalfLanes = 0;  // no tile ends with a half
+typedef vec half_vec;
+
+static inline half_vec load_half(const float* p) { return load(p); }
+static inline half_vec broadcast_half(const float* p) { return broadcast(p); }
+static inline half_vec low_half(vec v) { return v; }
+static inline vec with_zeros(half_vec v) { return v; }
+#endif
 
 // Part of an operand: data[i * across + p * along], where p runs over what is summed up. For a
 // left operand i is a row, for a right one a panel of kLanes columns. A left one may be several runs
@@ -77,13 +103,16 @@ struct Floats {
   static inline vec multiply_add(vec a, vec b, vec c) { return kd::multiply_add(a, b, c); }
 };
 
-// rows x (width * kLanes) sums over k of a[row][k] * b[panel][k][lane]; depth: of one run.
-template <int rows, int width, class Numbers = Floats>
+// rows x (width * kLanes) sums over k of a[row][k] * b[panel][k][lane]; depth: of one run. `half`:
+// of the last panel only the first kHalfLanes.
+template <int rows, int width, class Numbers = Floats, bool half = false>
 struct Sums {
   vec at[rows][width];
 
   __attribute__((always_inline)) Sums(int64_t depth, const Block& left, const Block& right,
                                       const float* ahead) {
+    constexpr int whole_panels = width - half;
+    half_vec halves[half ? rows : 1] = {};
     for (int i = 0; i < rows; i++)
       for (int j = 0; j < width; j++) at[i][j] = vec{};
     // One pointer for three rows: x86 adds no more than one register to it, once or twice.
@@ -100,16 +129,27 @@ struct Sums {
       if (rows > 2 && width > 2) __builtin_prefetch(ahead + p * kLanes, 0, 2);
       vec loaded[width];
 #pragma GCC unroll 4
-      for (int j = 0; j < width; j++) {
+      for (int j = 0; j < whole_panels; j++) {
         loaded[j] = load(b + j * panel);
         if (rows > 1) hold_in_register(loaded[j]);
       }
+      half_vec loaded_half{};
+      if constexpr (half) {
+        loaded_half = load_half(b + whole_panels * panel);
+        if (rows > 1) hold_in_register(loaded_half);
+      }
 #pragma GCC unroll 16
       for (int i = 0; i < rows; i++) {
-        const vec factor = broadcast(a[i / 3] + i % 3 * row);
+        const float* const from = a[i / 3] + i % 3 * row;
+        if constexpr (whole_panels == 0) {
+          halves[i] = multiply_add(broadcast_half(from), loaded_half, halves[i]);
+          continue;
+        }
+        const vec factor = broadcast(from);
 #pragma GCC unroll 4
-        for (int j = 0; j < width; j++)
+        for (int j = 0; j < whole_panels; j++)
           at[i][j] = Numbers::multiply_add(factor, loaded[j], at[i][j]);
+        if constexpr (half) halves[i] = multiply_add(low_half(factor), loaded_half, halves[i]);
       }
 #pragma GCC unroll 8
       for (int g = 0; g < threes; g++) a[g] += a_step;
@@ -119,6 +159,8 @@ struct Sums {
         for (int g = 0; g < threes; g++) a[g] += left.jump;
       }
     }
+    if constexpr (half)
+      for (int i = 0; i < rows; i++) at[i][whole_panels] = with_zeros(halves[i]);
   }
 };
 
@@ -126,7 +168,7 @@ struct Sums {
 using Tile = void (*)(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
                       const Epilogue& e, const Finish& finish);
 
-// Of so many rows and vectors; both within the limits above.
-Tile tile_of(int rows, int width);
+// Of so many rows and vectors, both within the limits above; `half`: the last vector is half a one.
+Tile tile_of(int rows, int width, bool half);
 
 }  // namespace kd

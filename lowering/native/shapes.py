@@ -71,16 +71,21 @@ def _convolutions(
     x: torch.Tensor,
     tensors: Sequence[Optional],
     integers: Sequence[int],
-    *_: object,
+    _: object,
+    others: Sequence[torch.Tensor],
     rows: bool = False,
 ) -> torch.Tensor:
-    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 11, strict=True), strict=True):
+    values = [x, *others]
+    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 15, strict=True), strict=True):
         assert weight is not None, "a convolution without a weight"
-        spatial = slice(2 - (x.dim() - 2), 2)  # the last one only, where images have one row
+        image = values[sizes[11]]
+        spatial = slice(2 - (image.dim() - 2), 2)  # the last one only, where images have one row
         stride, top_left, bottom_right, dilation = (sizes[i : i + 2][spatial] for i in (0, 2, 4, 6))
-        padding = (*top_left, *bottom_right)
-        x = _convolution(x, weight, None, None, None, None, None, 0.0, stride, padding, dilation)
-    return torch.empty_like(x, memory_format=torch.contiguous_format) if rows else x
+        none = (None,) * 5
+        geometry = (stride, (*top_left, *bottom_right), dilation)
+        values.append(_convolution(image, weight, *none, 0.0, *geometry))
+    last = values[-1]
+    return torch.empty_like(last, memory_format=torch.contiguous_format) if rows else last
 
 
 def transposed_sizes(

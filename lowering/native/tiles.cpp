@@ -19,11 +19,10 @@ struct CutVectors {
 };
 
 // Some columns of the sums: the epilogue, if it is due, and to memory.
-template <int first, int count, class Memory, int rows, int width>
-__attribute__((always_inline)) static inline void finish_columns(Sums<rows, width>& sums, float* c,
-                                                                 int64_t ldc, const Epilogue& e,
-                                                                 const Finish& finish,
-                                                                 const Memory& memory) {
+template <int first, int count, class Memory, int rows, int width, bool half>
+__attribute__((always_inline)) static inline void finish_columns(
+    Sums<rows, width, Floats, half>& sums, float* c, int64_t ldc, const Epilogue& e,
+    const Finish& finish, const Memory& memory) {
   const auto each = [&](const auto& change) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
@@ -51,10 +50,10 @@ __attribute__((always_inline)) static inline void finish_columns(Sums<rows, widt
 }
 
 // The activation of the epilogue, if it is due, is no more than the limits in `finish`.
-template <int rows, int width>
+template <int rows, int width, bool half>
 void multiply_tile(int64_t depth, const Block& left, const Block& right, float* c, int64_t ldc,
                    const Epilogue& e, const Finish& finish) {
-  Sums<rows, width> sums(depth, left, right, finish.ahead);
+  Sums<rows, width, Floats, half> sums(depth, left, right, finish.ahead);
   if (finish.last_lanes == kLanes) {
     finish_columns<0, width>(sums, c, ldc, e, finish, WholeVectors{});
   } else {
@@ -63,27 +62,34 @@ void multiply_tile(int64_t depth, const Block& left, const Block& right, float* 
   }
 }
 
-template <int width, int... rows_less_one>
+template <int width, bool half, int... rows_less_one>
 static inline Tile tile_of_width(int rows, std::integer_sequence<int, rows_less_one...>) {
-  static constexpr Tile tiles[] = {multiply_tile<rows_less_one + 1, width>...};
+  static constexpr Tile tiles[] = {multiply_tile<rows_less_one + 1, width, half>...};
   return tiles[rows - 1];
+}
+
+template <int width>
+static inline Tile tile_of_width(int rows, bool half) {
+  constexpr auto heights = std::make_integer_sequence<int, kTileRows[width]>();
+  if constexpr (kHalfLanes > 0)
+    if (half) return tile_of_width<width, true>(rows, heights);
+  return tile_of_width<width, false>(rows, heights);
 }
 
 }  // namespace
 
-Tile tile_of(int rows, int width) {
+Tile tile_of(int rows, int width, bool half) {
   switch (width) {
     case 1:
-      return tile_of_width<1>(rows, std::make_integer_sequence<int, kTileRows[1]>());
+      return tile_of_width<1>(rows, half);
     case 2:
-      return tile_of_width<2>(rows, std::make_integer_sequence<int, kTileRows[2]>());
+      return tile_of_width<2>(rows, half);
 #if defined(__AVX2__) || defined(__aarch64__)
     case 3:
-      return tile_of_width<3>(rows, std::make_integer_sequence<int, kTileRows[3]>());
+      return tile_of_width<3>(rows, half);
 #endif
     default:
-      return tile_of_width<kTileWidth>(rows,
-                                       std::make_integer_sequence<int, kTileRows[kTileWidth]>());
+      return tile_of_width<kTileWidth>(rows, half);
   }
 }
 

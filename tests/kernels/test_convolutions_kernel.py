@@ -73,6 +73,19 @@ CHAINS = {
         Problem(1, 48, (57, 57), 48, (3, 3), (2, 2), (1, 1), groups=48),
         Problem(1, 48, (29, 29), 96, (1, 1)),
     ],
+    "stem, depthwise, project": [
+        Problem(2, 3, (97, 95), 32, (3, 3), (2, 2), (1, 1)),
+        Problem(2, 32, (49, 48), 32, (3, 3), padding=(1, 1), groups=32),
+        Problem(2, 32, (49, 48), 16, (1, 1)),
+    ],
+    "expand, depthwise, project, more than once": [
+        Problem(1, 24, (64, 57), 100, (1, 1)),
+        Problem(1, 100, (64, 57), 100, (3, 3), padding=(1, 1), groups=100),
+        Problem(1, 100, (64, 57), 40, (1, 1)),
+        Problem(1, 40, (64, 57), 90, (1, 1)),
+        Problem(1, 90, (64, 57), 90, (3, 3), (2, 2), (0, 1), (2, 1), groups=90),
+        Problem(1, 90, (30, 29), 33, (1, 1)),
+    ],
     "1-D": [
         Problem(2, 20, (900,), 64, (1,)),
         Problem(2, 64, (900,), 64, (5,), padding=(4,), dilation=(2,), groups=64),
@@ -90,6 +103,7 @@ CHAINS = {
     ],
     "no image": [Problem(0, 4, (9, 9), 6, (3, 3)), Problem(0, 6, (7, 7), 6, (1, 1))],
 }
+NOTHING = -1  # is read
 every_chain = pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
 every_thread_count = pytest.mark.parametrize("threads", [1, 3])
 
@@ -124,18 +138,33 @@ def one_by_one(
 
 
 def together(chain: list[Problem], x: Tensor, layers: list[dict[str, Any]], beside: Any) -> Tensor:
+    """Each reads what the one before it makes; `beside`: all three tensors, or none."""
+    others = [tensor for tensor in beside if tensor is not None]
+    reads = [(len(others) + i if i else 0, *[NOTHING] * 3) for i in range(len(chain))]
+    reads[-1] = (reads[-1][0], *((1, 2, 3) if others else [NOTHING] * 3))
+    return joined(chain, x, layers, others, reads)
+
+
+def joined(
+    problems: list[Problem],
+    x: Tensor,
+    layers: list[dict[str, Any]],
+    others: list[Tensor],
+    reads: list[tuple[int, ...]],
+) -> Tensor:
+    """`reads`: the number of each one's image, and of what lies beside its output."""
     tensors: list[Tensor | None] = []
     integers: list[int] = []
     numbers: list[float] = []
-    for problem, layer in zip(chain, layers, strict=True):
+    for problem, layer, read in zip(problems, layers, reads, strict=True):
         stride, padding, dilation, groups = problem.geometry()
         _, a, b = ACTIVATIONS[layer["activation"]]
         tensors += [layer["weight"], layer["bias"], *layer["norm"]]
         for numbers_of in (stride, padding, padding, dilation):
             integers += numbers_of * (2 // len(numbers_of))
-        integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0]
+        integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0, *read]
         numbers += [1e-3, a, b]
-    return kernels().openmp_convolutions(x, tensors, integers, numbers, *beside)
+    return kernels().openmp_convolutions(x, tensors, integers, numbers, others)
 
 
 def convolutions_ran() -> int:
@@ -191,7 +220,50 @@ def test_a_changed_weight_shows_in_the_next_call() -> None:
         assert_bit_identical(got, one_by_one(compute, chain, x, layers, (None,) * 3), "changed")
 
 
+# Two inverted residuals with sums, a branch of each, and a second image from outside.
+GRAPH = [
+    Problem(1, 24, (40, 41), 96, (1, 1)),
+    Problem(1, 96, (40, 41), 96, (3, 3), padding=(1, 1), groups=96),
+    Problem(1, 96, (40, 41), 24, (1, 1)),
+    Problem(1, 24, (40, 41), 88, (1, 1)),
+    Problem(1, 88, (40, 41), 88, (3, 3), padding=(1, 1), groups=88),
+    Problem(1, 88, (40, 41), 24, (1, 1)),
+    Problem(1, 24, (40, 41), 24, (3, 3), padding=(1, 1)),
+]
+X, OUTSIDE, FIRST = 0, 1, 2  # then what each of them makes
+GRAPH_READS = [
+    (X, NOTHING, NOTHING, NOTHING),
+    (FIRST, NOTHING, NOTHING, NOTHING),
+    (FIRST + 1, NOTHING, NOTHING, X),
+    (FIRST + 2, NOTHING, NOTHING, NOTHING),
+    (FIRST + 3, NOTHING, NOTHING, NOTHING),
+    (FIRST + 4, FIRST + 2, NOTHING, NOTHING),
+    (OUTSIDE, NOTHING, FIRST + 2, FIRST + 5),
+]
+
+
+@every_thread_count
+def test_images_may_be_read_by_several(threads: int) -> None:
+    torch.set_num_threads(threads)
+    x, outside = torch.randn(2, 1, 24, 40, 41)
+    layers = layers_of(GRAPH)
+    got = joined(GRAPH, x, layers, [outside], GRAPH_READS)
+    values = [x, outside]
+    for problem, layer, (image, *beside) in zip(GRAPH, layers, GRAPH_READS, strict=True):
+        tensors = tuple(values[number] if number >= 0 else None for number in beside)
+        values.append(compute(problem, values[image], **layer, beside=tensors))
+    assert_bit_identical(got, values[-1], "a graph of convolutions")
+
+
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     x, weight = CHAINS["expand, depthwise"][0].tensors()
     with pytest.raises(RuntimeError, match="each of 1 convolutions needs 6 tensors"):
-        kernels().openmp_convolutions(x, [weight], [1] * 11, [0.0] * 3, None, None, None)
+        kernels().openmp_convolutions(x, [weight], [1] * 15, [0.0] * 3, [])
+
+
+def test_a_value_that_is_made_later_is_refused() -> None:
+    chain = CHAINS["expand, depthwise"]
+    x, _ = chain[0].tensors()
+    reads = [(1, *[NOTHING] * 3), (1, *[NOTHING] * 3)]
+    with pytest.raises(RuntimeError, match="convolution 0 reads value 1, which is made later"):
+        joined(chain, x, layers_of(chain), [], reads)

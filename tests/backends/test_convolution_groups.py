@@ -1,7 +1,8 @@
-"""Convolutions behind each other become one call; what else reads what is between them keeps it."""
+"""Convolutions that read each other become one call; what else reads what is between them keeps it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,18 +56,58 @@ def test_an_inverted_residual_is_one_call() -> None:
     assert_regions(compiled, ("convolution", "openmp", 3, 6))
 
 
-def test_blocks_behind_each_other_are_calls_of_their_own() -> None:
+def test_blocks_behind_each_other_are_one_call_with_the_sums_between_them() -> None:
+    def blocks(self: Any, x: Tensor) -> Tensor:
+        y = x + self.a(x)
+        return self.c(y + self.b(y))
+
     x = torch.randn(1, 16, 33, 35)
-    model = used(Of(lambda self, x: self.b(x + self.a(x)), a=block(6), b=block(3, stride=2)), x)
+    model = used(Of(blocks, a=block(6), b=block(2), c=block(3, stride=2)), x)
     compiled = compile_at("O2", model)
     hold(compiled, model, x)
-    assert calls(compiled, x) == ["openmp_convolutions"] * 2
-    assert_regions(compiled, ("convolution", "openmp", 6, 12))
+    assert calls(compiled, x) == ["openmp_convolutions"]
+    assert_regions(compiled, ("convolution", "openmp", 9, 18))
 
 
-def between_is_used(self: Any, x: Tensor) -> Tensor:
-    middle = functional.relu(self.first(x))
-    return self.second(middle) + middle
+def branches(self: Any, x: Tensor) -> Tensor:
+    """A residual network's block whose shortcut is a convolution, and one more behind it."""
+    y = functional.relu(self.two(functional.relu(self.one(x))) + self.shortcut(x))
+    return self.last(y)
+
+
+def read_twice_by_one(self: Any, x: Tensor) -> Tensor:
+    y = self.one(x)
+    return self.three(self.two(y) * y + y)
+
+
+def two_images_from_outside(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    return functional.relu(self.two(self.one(x)) + self.shortcut(y) + x.mean())
+
+
+@pytest.mark.parametrize("function", [branches, read_twice_by_one, two_images_from_outside])
+def test_graphs_of_convolutions(function: Any) -> None:
+    images = [torch.randn(1, 24, 30, 31)] * (2 if function is two_images_from_outside else 1)
+    names = ("one", "two", "three", "shortcut", "last")
+    layers = {name: nn.Conv2d(24, 24, 3, 1, 1) for name in names}
+    model = Of(function, **layers)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, *images)
+    used_layers = sum(f"self.{name}(" in inspect.getsource(function) for name in names)
+    assert calls(compiled, *images).count("openmp_convolutions") == 1
+    assert_regions(compiled, ("convolution", "openmp", used_layers, 2 * used_layers))
+
+
+def test_what_is_also_returned_is_not_inside() -> None:
+    def returned(self: Any, x: Tensor) -> list[Tensor]:
+        y = self.one(x)
+        return [self.three(self.two(y)), y]
+
+    x = torch.randn(1, 24, 30, 31)
+    model = Of(returned, **{name: nn.Conv2d(24, 24, 3) for name in ("one", "two", "three")})
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert calls(compiled, x) == ["openmp_convolution", "openmp_convolutions"]
+    assert_regions(compiled, ("convolution", "openmp", 3, 6))
 
 
 def between_is_returned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +120,7 @@ def squeezed(self: Any, x: Tensor) -> Tensor:
     return self.second(middle * middle.mean((2, 3), keepdim=True))
 
 
-@pytest.mark.parametrize("function", [between_is_used, between_is_returned, squeezed])
+@pytest.mark.parametrize("function", [between_is_returned, squeezed])
 def test_what_is_between_is_kept_where_it_is_read(function: Any) -> None:
     x = torch.randn(1, 16, 40, 40)
     layers = {"first": nn.Conv2d(16, 48, 1), "second": nn.Conv2d(48, 48, 3, 1, 1, groups=48)}
