@@ -22,34 +22,6 @@ constexpr int64_t kBlockPanels = ceil_div(192, kLanes);
 constexpr int64_t kColumnsBuffer = kBlockPanels * kLanes * kDepth;
 constexpr int64_t kTileBuffer = kMostTileRows * kTileWidth * kLanes;
 
-// Adds up and finishes a tile of sums that were stored, because its activation takes more registers
-// than the sums leave.
-static inline void finish_tile(const float* sums, int64_t ld, int rows, int columns, float* c,
-                               int64_t ldc, const Epilogue& e, const Finish& finish) {
-  for (int i = 0; i < rows; i++) {
-    for (int j = 0; j < columns; j += kLanes) {
-      const int count = std::min(columns - j, kLanes);
-      const auto get = [&](const float* p) {
-        return count == kLanes ? load(p + j) : load_first(p + j, count);
-      };
-      vec v = load(sums + i * ld + j);
-      float* to = c + i * ldc;
-      if (finish.accumulate) v += get(to);
-      if (finish.last) {
-        if (e.bias) v += get(e.bias);
-        if (e.before) v += get(e.before + i * e.ld_before);
-        v = activate(e.act, v, e.a, e.b);
-        if (e.times) v *= get(e.times + i * e.ld_times);
-        if (e.after) v += get(e.after + i * e.ld_after);
-      }
-      if (count == kLanes)
-        store(to + j, v);
-      else
-        store_first(to + j, v, count);
-    }
-  }
-}
-
 // The product of one block of rows with one of panels. Both are cut into tiles of almost equal
 // size, as a last small tile would be slow.
 static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t columns, int64_t depth,
@@ -83,7 +55,7 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
         alignas(64) float sums[kTileBuffer];
         const Finish plain{false, false, 0, 0, finish.ahead};
         tile(depth, left, right, sums, width * kLanes, part, plain);
-        finish_tile(sums, width * kLanes, high, wide, to, ldc, part, finish);
+        finish_stored(sums, width * kLanes, high, wide, to, ldc, part, finish);
       }
     }
   }

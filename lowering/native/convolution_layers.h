@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "conv_bottleneck.h"
+#include "conv_by_lines.h"
 #include "convolution_norm.h"
 #include "image_tensors.h"
 #include "weights.h"
@@ -144,7 +144,7 @@ class Convolutions {
         const ConvShape u = shape_of(sizes_of(t), layers_[first + 2]);
         if (bottleneck_suits(s, t, u, threads())) return all_three(first, s, t, u);
       }
-      if (pair_suits(s, t)) return both(first, s, t);
+      if (lines_suit(s, t, threads()) || pair_suits(s, t)) return both(first, s, t);
     }
     return one(first, s);
   }
@@ -180,7 +180,8 @@ class Convolutions {
   size_t both(size_t index, const ConvShape& s, const ConvShape& t) {
     const Ready first(layers_[index], s, false, values_);
     const Ready second(layers_[index + 1], t, false, values_);
-    conv_pair(first.stage, second.stage, image_of(index), made(index + 1, t), threads());
+    const auto pair = lines_suit(s, t, threads()) ? dense_then_depthwise_lines : conv_pair;
+    pair(first.stage, second.stage, image_of(index), made(index + 1, t), threads());
     return 2;
   }
 

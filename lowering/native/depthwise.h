@@ -274,7 +274,7 @@ static inline void depthwise_line(const ConvShape& s, Lines<const float> x, cons
       }
       if (in_registers) continue;
       const int64_t c = vectors.begin * kLanes, c_end = std::min(vectors.end * kLanes, s.ci);
-      finish_tile(span.y + c, s.co, pixels, static_cast<int>(c_end - c), span.y + c, s.co,
+      finish_stored(span.y + c, s.co, pixels, static_cast<int>(c_end - c), span.y + c, s.co,
                   e.at(row, c), Finish{false, true, 0, 0, nullptr});
     }
     ox = end;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
 #include "partial.h"
 #include "vec_math.h"
@@ -91,7 +92,7 @@ static inline vec gelu(vec x) {
   return x * (x < splat(0.0f) ? share : splat(1.0f) - share);
 }
 
-static inline vec activate(Act act, vec v, float a, float b) {
+__attribute__((always_inline)) static inline vec activate(Act act, vec v, float a, float b) {
   const vec one = splat(1.0f), zero = splat(0.0f);
   switch (act) {
     case Act::none:
@@ -122,6 +123,38 @@ static inline vec activate(Act act, vec v, float a, float b) {
       return v > zero ? v : splat(a) * exp_minus_one(v);
   }
   return v;
+}
+
+// use(constant) with the activation as a constant: loops in it have no choice to make for each vector,
+// and keep the numbers of the formula in registers.
+template <class Use>
+static inline void with_activation(Act act, const Use& use) {
+  switch (act) {
+    case Act::none:
+      return use(std::integral_constant<Act, Act::none>{});
+    case Act::relu:
+      return use(std::integral_constant<Act, Act::relu>{});
+    case Act::gelu_erf:
+      return use(std::integral_constant<Act, Act::gelu_erf>{});
+    case Act::gelu_tanh:
+      return use(std::integral_constant<Act, Act::gelu_tanh>{});
+    case Act::silu:
+      return use(std::integral_constant<Act, Act::silu>{});
+    case Act::tanh:
+      return use(std::integral_constant<Act, Act::tanh>{});
+    case Act::sigmoid:
+      return use(std::integral_constant<Act, Act::sigmoid>{});
+    case Act::hardswish:
+      return use(std::integral_constant<Act, Act::hardswish>{});
+    case Act::hardsigmoid:
+      return use(std::integral_constant<Act, Act::hardsigmoid>{});
+    case Act::clamp:
+      return use(std::integral_constant<Act, Act::clamp>{});
+    case Act::leaky_relu:
+      return use(std::integral_constant<Act, Act::leaky_relu>{});
+    case Act::elu:
+      return use(std::integral_constant<Act, Act::elu>{});
+  }
 }
 
 }  // namespace kd

@@ -171,4 +171,9 @@ using Tile = void (*)(int64_t depth, const Block& left, const Block& right, floa
 // Of so many rows and vectors, both within the limits above; `half`: the last vector is half a one.
 Tile tile_of(int rows, int width, bool half);
 
+// Adds up and finishes sums that were stored, because their activation takes more registers than
+// a tile leaves. `sums` and `c` may be the same.
+void finish_stored(const float* sums, int64_t ld, int rows, int columns, float* c, int64_t ldc,
+                   const Epilogue& e, const Finish& finish);
+
 }  // namespace kd

@@ -76,7 +76,53 @@ static inline Tile tile_of_width(int rows, bool half) {
   return tile_of_width<width, false>(rows, heights);
 }
 
+// The same for each vector of sums that were stored. `accumulate`, `last`: as in Finish.
+struct Stored {
+  const float* sums;
+  int64_t ld;
+  int rows, columns;
+  float* c;
+  int64_t ldc;
+  const Epilogue& e;
+
+  template <Act act, bool accumulate, bool last>
+  void finish() const {
+    for (int i = 0; i < rows; i++) {
+      int j = 0;
+      for (; j + kLanes <= columns; j += kLanes) finish<act, accumulate, last>(i, j, WholeVectors{});
+      if (j < columns) finish<act, accumulate, last>(i, j, CutVectors{columns - j});
+    }
+  }
+
+ private:
+  template <Act act, bool accumulate, bool last, class Memory>
+  __attribute__((always_inline)) void finish(int i, int j, const Memory& memory) const {
+    vec v = memory.get(sums + i * ld + j);
+    float* to = c + i * ldc + j;
+    if (accumulate) v += memory.get(to);
+    if (last) {
+      if (e.bias) v += memory.get(e.bias + j);
+      if (e.before) v += memory.get(e.before + i * e.ld_before + j);
+      v = activate(act, v, e.a, e.b);
+      if (e.times) v *= memory.get(e.times + i * e.ld_times + j);
+      if (e.after) v += memory.get(e.after + i * e.ld_after + j);
+    }
+    memory.put(to, v);
+  }
+};
+
 }  // namespace
+
+void finish_stored(const float* sums, int64_t ld, int rows, int columns, float* c, int64_t ldc,
+                   const Epilogue& e, const Finish& finish) {
+  const Stored stored{sums, ld, rows, columns, c, ldc, e};
+  if (!finish.last)
+    return finish.accumulate ? stored.finish<Act::none, true, false>()
+                             : stored.finish<Act::none, false, false>();
+  with_activation(e.act, [&](auto act) {
+    finish.accumulate ? stored.finish<act(), true, true>() : stored.finish<act(), false, true>();
+  });
+}
 
 Tile tile_of(int rows, int width, bool half) {
   switch (width) {
