@@ -1,6 +1,7 @@
 // Convolutions of images whose channels are innermost, with fused epilogues.
 #pragma once
 
+#include "channel_factors.h"
 #include "depthwise.h"
 #include "direct.h"
 #include "gemm.h"
@@ -35,9 +36,13 @@ static inline void conv_pack(float* packed, const float* w, const float* scale,
   });
 }
 
-// The rows of the epilogue's operands are output pixels, their columns output channels.
+// Whether inputs may be multiplied by a factor for each channel on the way.
+static inline bool takes_factors(const ConvShape& s) { return s.pointwise() && s.groups == 1; }
+
+// The rows of the epilogue's operands are output pixels, their columns output channels. `factors`: of
+// the channels of each image, or nullptr.
 static inline void conv(const ConvShape& s, const float* x, const float* packed, float* y,
-                        const Epilogue& e, int threads) {
+                        const Epilogue& e, int threads, const float* factors = nullptr) {
   if (depthwise_suits(s)) return depthwise(s, x, packed, y, e, threads);
   const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
   if (m == 0 || n == 0) return;
@@ -51,7 +56,10 @@ static inline void conv(const ConvShape& s, const float* x, const float* packed,
     const PackedColumns columns{packed + g * packed_size(k, n), k};
     const Epilogue part = e.at(0, g * n);
     float* to = y + g * n;
-    if (s.pointwise())
+    if (factors != nullptr)
+      multiply_item(grid, item, m, n, k, ScaledRows{x, s.ci, factors, s.h * s.w}, columns, to,
+                    s.co, part);
+    else if (s.pointwise())
       multiply_item(grid, item, m, n, k, MatrixRows{x + g * k, s.ci}, columns, to, s.co, part);
     else
       multiply_item(grid, item, m, n, k, ImageRows(s, x, g), columns, to, s.co, part);

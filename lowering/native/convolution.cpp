@@ -2,6 +2,8 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "convolution_rows.h"
 #include "counters.h"
 
@@ -12,7 +14,9 @@ Tensor computed(at::ArrayRef<Layer> layers, std::vector<Tensor> given, bool rows
   const bool lines = given.front().dim() == 3;
   for (Tensor& image : given) image = image_of(image);
   const Tensor out = rows ? all_in_rows(layers, given) : all_of(layers, given);
-  if (out.numel() > 0) count(kConvolution, static_cast<int64_t>(layers.size()));
+  const auto is_mean = [](const Layer& layer) { return layer.is_mean(); };
+  const auto means = std::count_if(layers.begin(), layers.end(), is_mean);
+  if (out.numel() > 0) count(kConvolution, static_cast<int64_t>(layers.size()) - means);
   return lines ? out.squeeze(2) : out;
 }
 
@@ -38,7 +42,7 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
 }
 
 // Tensors, integers and numbers of each layer, one layer after the other.
-constexpr size_t kTensors = 6, kIntegers = 15, kNumbers = 3;
+constexpr size_t kTensors = 6, kIntegers = 16, kNumbers = 3;
 
 // What a layer reads is there before it.
 void check_order(at::ArrayRef<Layer> layers, size_t given) {
@@ -66,7 +70,7 @@ Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
     layers.push_back({tensor(0), tensor(1), {tensor(2), tensor(3), tensor(4), tensor(5), number[0]},
                       of_layer.slice(0, 2), of_layer.slice(2, 4), of_layer.slice(6, 2), of_layer[8],
                       of_layer[9], number[1], number[2], of_layer[10] != 0, of_layer[11],
-                      of_layer[12], of_layer[13], of_layer[14]});
+                      of_layer[12], of_layer[13], of_layer[14], of_layer[15]});
   }
   std::vector<Tensor> given{x};
   given.insert(given.end(), others.begin(), others.end());

@@ -55,8 +55,9 @@ inline ConvShape shape_of(at::IntArrayRef image, const Tensor& weight, at::IntAr
   return s;
 }
 
-// One convolution, as the graph describes it. What it reads besides its weights are numbers of values:
-// first the images that are given, then what each convolution makes.
+// One convolution, as the graph describes it; without a weight, the mean of each channel's pixels. What
+// it reads besides its weights are numbers of values: first the images that are given, then what
+// each layer makes.
 struct Layer {
   static constexpr int64_t kNothing = -1;
 
@@ -67,8 +68,10 @@ struct Layer {
   double a, b;
   bool winograd;
   int64_t image = 0, before = kNothing, times = kNothing, after = kNothing;
+  int64_t factors = kNothing;  // of the image's channels
 
-  std::array<int64_t, 4> reads() const { return {image, before, times, after}; }
+  std::array<int64_t, 5> reads() const { return {image, before, times, after, factors}; }
+  bool is_mean() const { return !weight.defined(); }
   bool reads_beside() const { return before >= 0 || times >= 0 || after >= 0; }
 };
 
@@ -90,8 +93,14 @@ inline ConvShape shape_of(at::IntArrayRef image, const Layer& layer) {
   return shape_of(image, layer.weight, layer.stride, layer.padding, layer.dilation, layer.groups);
 }
 
-inline Tensor images_for(const ConvShape& s, const Tensor& like) {
-  return at::empty({s.n, s.co, s.oh, s.ow}, like.options().memory_format(kChannelsLast));
+inline std::array<int64_t, 4> sizes_behind(at::IntArrayRef image, const Layer& layer) {
+  if (layer.is_mean()) return {image[0], image[1], 1, 1};
+  const ConvShape s = shape_of(image, layer);
+  return {s.n, s.co, s.oh, s.ow};
+}
+
+inline Tensor images_for(at::IntArrayRef sizes, const Tensor& like) {
+  return at::empty(sizes, like.options().memory_format(kChannelsLast));
 }
 
 // A convolution with its weights at hand.
@@ -136,6 +145,7 @@ class Convolutions {
  private:
   // Computes one, two or three of them, and says how many.
   size_t from(size_t first) {
+    if (layers_[first].is_mean()) return mean(first);
     const size_t behind = how_many_behind(first);
     const ConvShape s = shape_of(values_[layers_[first].image].sizes(), layers_[first]);
     if (behind >= 1) {
@@ -153,24 +163,33 @@ class Convolutions {
   size_t how_many_behind(size_t first) const {
     size_t last = first;
     while (last < first + 2 && last + 1 < layers_.size() && is_behind(last)) last++;
-    return layers_[first].winograd ? 0 : last - first;
+    return layers_[first].winograd || layers_[first].factors >= 0 ? 0 : last - first;
   }
 
   bool is_behind(size_t index) const {
     const int64_t made = static_cast<int64_t>(given_ + index);
     const Layer& next = layers_[index + 1];
     return next.image == made && readers_[made] == 1 && !layers_[index].reads_beside() &&
-           !next.winograd;
+           !next.winograd && !next.is_mean() && next.factors < 0;
+  }
+
+  size_t mean(size_t index) {
+    const Tensor& image = values_[layers_[index].image];
+    float* to = made(index, sizes_behind(image.sizes(), layers_[index]));
+    means_of_pixels(image_of(index), image.size(0), image.size(2) * image.size(3), image.size(1), to,
+                    threads());
+    return 1;
   }
 
   size_t one(size_t index, const ConvShape& s) {
     const Layer& layer = layers_[index];
-    float* to = made(index, s);
+    const float* factors = factors_of(layer, s);
+    float* to = made(index, sizes_of(s));
     const auto computed = [&](bool winograd) {
       const Ready ready(layer, s, winograd, values_);
       const auto& [shape, packed, epilogue] = ready.stage;
       if (winograd) return winograd_conv(shape, image_of(index), packed, to, epilogue, threads());
-      conv(shape, image_of(index), packed, to, epilogue, threads());
+      conv(shape, image_of(index), packed, to, epilogue, threads(), factors);
       return true;
     };
     if (s.values() > 0 && (!layer.winograd || !computed(true))) computed(false);
@@ -181,7 +200,7 @@ class Convolutions {
     const Ready first(layers_[index], s, false, values_);
     const Ready second(layers_[index + 1], t, false, values_);
     const auto pair = lines_suit(s, t, threads()) ? dense_then_depthwise_lines : conv_pair;
-    pair(first.stage, second.stage, image_of(index), made(index + 1, t), threads());
+    pair(first.stage, second.stage, image_of(index), made(index + 1, sizes_of(t)), threads());
     return 2;
   }
 
@@ -189,7 +208,7 @@ class Convolutions {
     const Ready first(layers_[index], s, false, values_);
     const Ready second(layers_[index + 1], t, false, values_);
     const Ready third(layers_[index + 2], u, false, values_);
-    bottleneck(first.stage, second.stage, third.stage, image_of(index), made(index + 2, u),
+    bottleneck(first.stage, second.stage, third.stage, image_of(index), made(index + 2, sizes_of(u)),
                threads());
     return 3;
   }
@@ -198,8 +217,16 @@ class Convolutions {
     return values_[layers_[index].image].const_data_ptr<float>();
   }
 
-  float* made(size_t index, const ConvShape& s) {
-    return (values_[given_ + index] = images_for(s, values_[0])).mutable_data_ptr<float>();
+  const float* factors_of(const Layer& layer, const ConvShape& s) const {
+    if (layer.factors < 0) return nullptr;
+    const Tensor& factors = values_[layer.factors];
+    TORCH_CHECK(takes_factors(s) && factors.numel() == s.n * s.ci,
+                "factors of channels are for ungrouped convolutions of single pixels");
+    return factors.const_data_ptr<float>();
+  }
+
+  float* made(size_t index, at::IntArrayRef sizes) {
+    return (values_[given_ + index] = images_for(sizes, values_[0])).mutable_data_ptr<float>();
   }
 
   void release(const Layer& layer) {

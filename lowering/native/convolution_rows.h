@@ -36,27 +36,28 @@ inline void pointwise_in_rows(const Layer& layer, const ConvShape& shape,
                  threads());
 }
 
-// Of what the last one makes.
-inline std::vector<int64_t> sizes_behind(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+inline std::vector<int64_t> sizes_of_last(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
   std::vector<std::vector<int64_t>> sizes;
   for (const Tensor& image : given) sizes.push_back(image.sizes().vec());
   for (const Layer& layer : layers) {
-    const ConvShape s = shape_of(sizes[layer.image], layer);
-    sizes.push_back({s.n, s.co, s.oh, s.ow});
+    const auto made = sizes_behind(sizes[layer.image], layer);
+    sizes.emplace_back(made.begin(), made.end());
   }
   return sizes.back();
 }
 
 inline Tensor all_in_rows(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
   const Tensor& image = given.front();
-  Tensor out = at::empty(sizes_behind(layers, given),
+  Tensor out = at::empty(sizes_of_last(layers, given),
                          image.options().memory_format(at::MemoryFormat::Contiguous));
   if (out.numel() == 0) return out;
   float* to = out.mutable_data_ptr<float>();
-  const ConvShape first = shape_of(image.sizes(), layers.front());
-  if (layers.size() == 1 && pointwise_rows_suits(first) && image.is_contiguous()) {
-    pointwise_in_rows(layers.front(), first, given, to);
-    return out;
+  const Layer& first = layers.front();
+  if (layers.size() == 1 && first.factors < 0 && image.is_contiguous()) {
+    if (const ConvShape s = shape_of(image.sizes(), first); pointwise_rows_suits(s)) {
+      pointwise_in_rows(first, s, given, to);
+      return out;
+    }
   }
   const int64_t images = image.size(0), each = (image.numel() + out.numel()) / images;
   // Several are not divided: what they compute together may depend on how many images there are, and

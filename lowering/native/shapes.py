@@ -76,9 +76,11 @@ def _convolutions(
     rows: bool = False,
 ) -> torch.Tensor:
     values = [x, *others]
-    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 15, strict=True), strict=True):
-        assert weight is not None, "a convolution without a weight"
+    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 16, strict=True), strict=True):
         image = values[sizes[11]]
+        if weight is None:  # the mean of each channel's pixels
+            values.append(image.new_empty((*image.shape[:2], *[1] * (image.dim() - 2))))
+            continue
         spatial = slice(2 - (image.dim() - 2), 2)  # the last one only, where images have one row
         stride, top_left, bottom_right, dilation = (sizes[i : i + 2][spatial] for i in (0, 2, 4, 6))
         none = (None,) * 5

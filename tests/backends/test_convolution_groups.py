@@ -1,4 +1,4 @@
-"""Convolutions that read each other become one call; what else reads what is between them keeps it."""
+"""Convolutions that read each other become one call; what others read of it stays outside."""
 
 from __future__ import annotations
 
@@ -108,6 +108,103 @@ def test_what_is_also_returned_is_not_inside() -> None:
     hold(compiled, model, x)
     assert calls(compiled, x) == ["openmp_convolution", "openmp_convolutions"]
     assert_regions(compiled, ("convolution", "openmp", 3, 6))
+
+
+class Squeezing(nn.Module):
+    """A depthwise convolution, factors of its channels computed of its output, a projection."""
+
+    def __init__(self, gate: nn.Module, kernel: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(48, 48, 3, 1, 1, groups=48)
+        self.squeeze, self.excite, self.gate = nn.Conv2d(48, 8, 1), nn.Conv2d(8, 48, 1), gate
+        self.project = nn.Conv2d(48, 24, kernel, 1, kernel // 2, groups=groups)
+
+    def factors(self, y: Tensor) -> Tensor:
+        return self.gate(self.excite(self.squeeze(y.mean((2, 3), keepdim=True)).relu()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.silu(self.depthwise(x))
+        return self.project(self.factors(y) * y)
+
+
+class Pooling(Squeezing):
+    def factors(self, y: Tensor) -> Tensor:
+        return self.gate(self.excite(self.squeeze(functional.adaptive_avg_pool2d(y, 1)).relu()))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Squeezing(nn.Sigmoid()),
+        Squeezing(nn.Hardsigmoid()),
+        Squeezing(nn.Tanh()),
+        Pooling(nn.Sigmoid()),
+    ],
+    ids=["sigmoid", "hardsigmoid", "tanh", "pooling"],
+)
+def test_squeeze_and_excitation_is_part_of_the_call(model: Squeezing) -> None:
+    x = torch.randn(2, 48, 30, 31) + 2
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert calls(compiled, x) == ["openmp_convolutions"]
+    assert_regions(compiled, ("convolution", "openmp", 4, 8))
+    with torch.no_grad():
+        model.squeeze.weight.mul_(-1.5)
+    hold(compiled, model, x, where="after a layer of the factors changed")
+
+
+def test_squeeze_and_excitation_of_sizes_that_change() -> None:
+    model = Squeezing(nn.Sigmoid())
+    compiled = compile_at("O2", model, dynamic=True)
+    for size in (30, 7, 41):
+        hold(compiled, model, torch.randn(2, 48, size, size + 2))
+    assert calls(compiled, torch.randn(2, 48, 12, 13)) == ["openmp_convolutions"]
+
+
+@pytest.mark.parametrize("kernel, groups", [(3, 1), (1, 2)])
+def test_other_convolutions_read_the_product(kernel: int, groups: int) -> None:
+    x = torch.randn(1, 48, 30, 31)
+    model = Squeezing(nn.Sigmoid(), kernel, groups)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert "openmp_convolutions" in calls(compiled, x)
+    assert_regions(compiled, ("convolution", "openmp", 4, 8))
+
+
+class Returning(Squeezing):
+    """What is between is the caller's, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = functional.silu(self.depthwise(x))
+        factors = self.factors(y)
+        product = factors * y
+        return self.project(product), y, factors, product
+
+
+class ByHand(Squeezing):
+    """Factors of other shapes, of the image itself, and a mean over one dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(x)
+        lines = y.mean((2,), keepdim=True)
+        return self.project(y * lines) + self.project(y * y) + self.project(y * 0.5) + lines.mean()
+
+
+@pytest.mark.parametrize("kind", [Returning, ByHand])
+def test_products_that_are_no_factors_of_channels_stay(kind: type[Squeezing]) -> None:
+    x = torch.randn(1, 48, 30, 31)
+    model = kind(nn.Sigmoid())
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert_regions(compiled, ("convolution", "openmp", 4, 4))
+
+
+def test_an_image_of_one_pixel() -> None:
+    x = torch.randn(3, 48, 1, 1)
+    model = Squeezing(nn.Sigmoid())
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert_regions(compiled, ("convolution", "openmp", 4, 4))
 
 
 def between_is_returned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -146,23 +147,30 @@ def together(chain: list[Problem], x: Tensor, layers: list[dict[str, Any]], besi
 
 
 def joined(
-    problems: list[Problem],
+    problems: Sequence[Problem | None],
     x: Tensor,
     layers: list[dict[str, Any]],
     others: list[Tensor],
     reads: list[tuple[int, ...]],
 ) -> Tensor:
-    """`reads`: the number of each one's image, and of what lies beside its output."""
+    """`reads`: the number of each one's image, of what lies beside its output, and of the factors
+    of its channels, if there are any. No problem: the mean of the image's pixels."""
     tensors: list[Tensor | None] = []
     integers: list[int] = []
     numbers: list[float] = []
     for problem, layer, read in zip(problems, layers, reads, strict=True):
+        if problem is None:
+            tensors += [None] * 6
+            integers += [0] * 11 + [*read, NOTHING]
+            numbers += [0.0] * 3
+            continue
         stride, padding, dilation, groups = problem.geometry()
         _, a, b = ACTIVATIONS[layer["activation"]]
         tensors += [layer["weight"], layer["bias"], *layer["norm"]]
         for numbers_of in (stride, padding, padding, dilation):
             integers += numbers_of * (2 // len(numbers_of))
-        integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0, *read]
+        integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0]
+        integers += [*read, *[NOTHING] * (5 - len(read))]
         numbers += [1e-3, a, b]
     return kernels().openmp_convolutions(x, tensors, integers, numbers, others)
 
@@ -255,10 +263,55 @@ def test_images_may_be_read_by_several(threads: int) -> None:
     assert_bit_identical(got, values[-1], "a graph of convolutions")
 
 
+@every_thread_count
+@pytest.mark.parametrize("channels", [96, 100, 12])
+@pytest.mark.parametrize("size", [(40, 41), (7, 7), (1, 3)])
+def test_squeeze_and_excitation(size: tuple[int, int], channels: int, threads: int) -> None:
+    """A mean of pixels, two layers of it, and their product with the image; of two images."""
+    torch.set_num_threads(threads)
+    problems = [
+        Problem(2, channels, size, channels, (3, 3), padding=(1, 1), groups=channels),
+        Problem(2, channels, (1, 1), 8, (1, 1)),
+        Problem(2, 8, (1, 1), channels, (1, 1)),
+        Problem(2, channels, size, 40, (1, 1)),
+    ]
+    x, _ = problems[0].tensors()
+    x += 3  # so that a mean of many has something to lose
+    first, squeeze, excite, project = layers = layers_of(problems)
+    excite["activation"] = "sigmoid"
+    none = [NOTHING] * 3
+    reads = [(0, *none), (1, *none), (2, *none), (3, *none), (1, *none, 4)]
+    steps = [problems[0], None, *problems[1:]]
+    before = convolutions_ran()
+    got = joined(steps, x, [first, {}, squeeze, excite, project], [], reads)
+    assert convolutions_ran() - before == len(problems)
+
+    def apart(function: Any, x: Tensor, layers: list[dict[str, Any]]) -> Tensor:
+        y = function(problems[0], x, **layers[0])
+        gate = function(problems[1], y.mean((2, 3), keepdim=True), **layers[1])
+        gate = function(problems[2], gate, **layers[2])
+        return function(problems[3], y * gate, **layers[3])
+
+    own, wide = apart(expected, x, layers), apart(expected, x.double(), doubled(layers))
+    assert_contract(got, own, wide, "squeeze and excitation")
+    torch.set_num_threads(1)
+    alone = joined(steps, x, [first, {}, squeeze, excite, project], [], reads)
+    assert_bit_identical(got, alone, "one thread")
+
+
+def test_factors_of_another_convolution_are_refused() -> None:
+    problem = Problem(1, 16, (9, 9), 16, (3, 3))
+    x, _ = problem.tensors()
+    with pytest.raises(RuntimeError, match="factors of channels are for ungrouped convolutions"):
+        joined(
+            [problem], x, layers_of([problem]), [torch.rand(1, 16, 1, 1)], [(0, *[NOTHING] * 3, 1)]
+        )
+
+
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     x, weight = CHAINS["expand, depthwise"][0].tensors()
     with pytest.raises(RuntimeError, match="each of 1 convolutions needs 6 tensors"):
-        kernels().openmp_convolutions(x, [weight], [1] * 15, [0.0] * 3, [])
+        kernels().openmp_convolutions(x, [weight], [1] * 16, [0.0] * 3, [])
 
 
 def test_a_value_that_is_made_later_is_refused() -> None:

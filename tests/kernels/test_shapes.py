@@ -47,8 +47,8 @@ def test_convolutions(size: tuple[int, ...]) -> None:
     dims = len(size)
     first, second = torch.randn(8, 5, *[1] * dims), torch.randn(8, 1, *[3] * dims)
     tensors = [first, torch.randn(8), *[None] * 4, second, None, *norm_of(8)]
-    integers = [1, 1, 0, 0, 0, 0, 1, 1, 1, 4, 0, 0, -1, -1, -1]
-    integers += [2, 2, 0, 1, 2, 1, 1, 1, 8, 1, 0, 2, -1, -1, -1]
+    integers = [1, 1, 0, 0, 0, 0, 1, 1, 1, 4, 0, 0, -1, -1, -1, -1]
+    integers += [2, 2, 0, 1, 2, 1, 1, 1, 8, 1, 0, 2, -1, -1, -1, -1]
     x, other = torch.randn(2, 2, 5, *size)
     opcheck("openmp_convolutions", x, tensors, integers, [1e-3] * 6, [other])
 
