@@ -15,11 +15,11 @@ static inline bool depthwise_suits(const ConvShape& s) {
   const int64_t channels = s.group_inputs();
   if (channels == 1) return true;
   return (channels == 2 || channels == 4 || channels == 8) && kLanes % channels == 0 &&
-         s.ci % kLanes == 0;
+         s.ci >= kLanes;
 }
 
 // Vectors of channels. The last one ends with the last channel, overlapping the one before it, so
-// that no vector is cut off unless it is the only one.
+// that no vector is cut off unless it is the only one. It begins with a group, as groups divide both.
 static inline int64_t first_channel(int64_t channels, int64_t vector) {
   return std::max<int64_t>(std::min(vector * kLanes, channels - kLanes), 0);
 }
@@ -147,7 +147,7 @@ void grouped_tile(const DepthwiseSpan& span) {
   const int64_t rows = span.rows, columns = span.columns;
   const DepthwiseStore finish(span);
   for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
-    const int64_t c = v * kLanes;
+    const int64_t c = first_channel(s.ci, v);
     vec sums[pixels] = {};
     for (int64_t r = 0; r < rows; r++) {
       const float* x = span.x + r * line + c;

@@ -61,6 +61,11 @@ PROBLEMS = {
     "pointwise, padded": Problem(1, 8, (5, 5), 8, (1, 1), padding=(1, 1)),
     "one channel": Problem(2, 1, (12, 10), 1, (3, 3), padding=(1, 1)),
     "grouped": Problem(2, 12, (9, 8), 18, (3, 3), (1, 1), (1, 1), groups=3),
+    "groups of 8, overlapping vectors": Problem(2, 40, (9, 8), 40, (3, 3), groups=5),
+    "groups of 4, overlapping vectors": Problem(1, 36, (9, 8), 36, (3, 3), (2, 2), groups=9),
+    "groups of 2, overlapping vectors": Problem(
+        1, 18, (9, 8), 18, (3, 3), (1, 1), (1, 1), groups=9
+    ),
     "grouped pointwise": Problem(1, 12, (6, 6), 8, (1, 1), groups=4),
     "depthwise": Problem(2, 35, (11, 12), 35, (3, 3), padding=(1, 1), groups=35),
     "depthwise, strided": Problem(1, 64, (14, 15), 64, (5, 5), (2, 2), (2, 2), groups=64),
