@@ -30,6 +30,9 @@ def clone(module: fx.GraphModule) -> fx.GraphModule:
     for old, new in zip(module.graph.nodes, result.graph.nodes, strict=True):
         if hasattr(old, "_dynamo_source"):  # AOTAutograd reads it from placeholders
             new._dynamo_source = old._dynamo_source
+        # Dynamo drops it from its own nodes when it is done: it holds weak references to weights,
+        # and `torch.utils.swap_tensors` refuses a tensor that has one.
+        new.meta.pop("grapharg", None)
     return result
 
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import threading
@@ -60,12 +61,53 @@ def probe() -> Probe:
     if sys.platform == "win32":
         return Probe.no("the kernels are written for GCC and Clang; there is no MSVC build")
     try:
-        path = built()
-        _load(path)
+        path = _load_or_build_anew()
     except Exception as error:  # noqa: BLE001  (whatever it is, there is another provider)
         lines = str(error).strip().splitlines()[-8:]
         return Probe.no("the C++ kernels could not be built or loaded: " + "\n".join(lines))
     return Probe.yes(compiler.version, library=str(path))
+
+
+def _load_or_build_anew() -> Path:
+    """The path of what was loaded. A file that was damaged where it is kept is built once more."""
+    path = built()
+    try:
+        _demand_whole(path)
+        _load(path)
+    except OSError:
+        if not _set_aside(path):
+            raise
+        path = built()
+        _load(path)
+    return path
+
+
+def _demand_whole(path: Path) -> None:
+    """Loading an ELF file that has lost its end kills the process; the header tells its length."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if not header.startswith(b"\x7fELF\x02"):  # anything else the loader refuses by itself
+        return
+    order = "<" if header[5:6] == b"\x01" else ">"
+    try:
+        (sections,) = struct.unpack_from(order + "Q", header, 0x28)
+        size, count = struct.unpack_from(order + "HH", header, 0x3A)
+    except struct.error:
+        sections, size, count = len(header) + 1, 0, 0
+    if path.stat().st_size < sections + size * count:
+        raise OSError(f"{path} has lost its end")
+
+
+def _set_aside(path: Path) -> bool:
+    """Once for each name: what no build makes loadable must not be built by every process."""
+    refused = Path(f"{path}.refused")
+    if refused.exists():
+        return False
+    try:
+        os.replace(path, refused)
+    except OSError:  # a folder that cannot be written; the caller knows the better reason
+        return False
+    return True
 
 
 def built() -> Path:

@@ -105,6 +105,64 @@ def test_a_build_that_fails(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) ->
     assert not [file for file in elsewhere.iterdir() if file.suffix != ".lock"]
 
 
+_WITH_A_DAMAGED_FILE = """
+import os, pathlib, shutil
+import torch
+from lowering.native import library
+
+good, folder = pathlib.Path({good!r}), pathlib.Path("damaged")
+folder.mkdir()
+(folder / good.name).write_bytes(good.read_bytes()[:5000])
+library.keep_in(folder)
+library._build = lambda target: shutil.copy(good, target)
+found = library.probe()
+assert found.available, found.reason
+assert library.counts() == (0,) * len(library.COUNTED)
+print(sorted(file.name.removeprefix(good.name) for file in folder.iterdir()))
+"""
+
+
+def test_a_damaged_file_is_built_anew(python: Python) -> None:
+    """It killed the process; kernels must not stay away for ever either."""
+    good = library.probe().details["library"]
+    done = python(_WITH_A_DAMAGED_FILE.format(good=good))
+    assert done.stdout.split() == ["['',", "'.lock',", "'.refused']"]
+
+
+@pytest.mark.parametrize("kept", [20, 5000, -1], ids=["magic", "header", "most"])
+def test_a_file_that_was_cut_short_is_told(tmp_path: Path, kept: int) -> None:
+    whole = Path(library.probe().details["library"]).read_bytes()
+    if not whole.startswith(b"\x7fELF"):
+        pytest.skip("libraries are ELF files on Linux only")
+    file = tmp_path / "kernels.so"
+    file.write_bytes(whole)
+    library._demand_whole(file)
+    file.write_bytes(whole[:kept])
+    with pytest.raises(OSError, match="has lost its end"):
+        library._demand_whole(file)
+
+
+def test_what_no_build_makes_loadable_is_built_anew_once(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    builds = []
+
+    def build(target: Path) -> None:
+        builds.append(target)
+        target.write_bytes(b"no library")
+
+    def load(path: Path) -> None:
+        raise OSError(f"{path}: a symbol is missing")
+
+    monkeypatch.setattr(library, "_build", build)
+    monkeypatch.setattr(library, "_load", load)
+    for _ in range(3):  # as three processes would ask
+        found = asked_anew()
+        assert not found.available
+        assert "a symbol is missing" in found.reason
+    assert len(builds) == 2
+
+
 def test_the_name_changes_with_all_that_matters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -179,7 +237,8 @@ from lowering.targets import cpu
 folder = Path(os.environ["UNIFIED_CACHE_DIR"])
 if "CXX" not in os.environ:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"kernels_{library.fingerprint()}.so").write_bytes(b"no library at all")
+    for end in ("", ".refused"):  # it was built anew before
+        (folder / f"kernels_{library.fingerprint()}.so{end}").write_bytes(b"no library at all")
 model = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3), torch.nn.ReLU()).eval()
 x = torch.randn(1, 64, 34, 34)
 with warnings.catch_warnings(record=True) as seen, torch.no_grad():

@@ -193,6 +193,27 @@ def test_a_compiled_module_that_is_gone_does_not_stay_alive() -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["training", "packed"])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_parameters_are_swapped_where_torch_is_told_to(level: str, packed: bool) -> None:
+    """It refuses a tensor with a weak reference: only packed weights have one, until reset()."""
+    model, x = nn.Sequential(nn.Linear(256, 256), nn.GELU()), torch.randn(64, 256)
+    compiled = unified(model, level)
+    with torch.set_grad_enabled(not packed), no_cached_graphs():
+        torch.testing.assert_close(compiled(x), model(x))
+        (graph,) = kernel_dispatch.report(compiled)
+        assert graph.facts.training is not packed
+        assert graph.regions or not packed
+        if packed:
+            torch.compiler.reset()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.double()
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        torch.testing.assert_close(compiled(x.double()), model(x.double()))
+
+
 def test_name() -> None:
     if "name" not in inspect.signature(torch.compile).parameters:
         pytest.skip("this torch has no name=")
