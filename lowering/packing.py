@@ -1,8 +1,8 @@
 """Weights in the form that a library wants, made once and made again when one of them changed.
 
 A packed form is keyed by the weight itself and checked on each use, with everything else that went
-into it (bias, BatchNorm), against version counters and storage: so `load_state_dict`, an optimizer
-step and `weight.data = other` all show in the next output. Writes through `weight.data.mul_(2)` or
+into it (bias, BatchNorm), against version counters, storage, sizes and strides: so `load_state_dict`,
+an optimizer step, `weight.data = other` and `weight.data = weight.data.t()` show in the next output. Writes through `weight.data.mul_(2)` or
 a detached alias move neither; a sample of the words, spread over the tensor, is compared as well,
 which catches whole-tensor writes (not a write to a few single elements).
 
@@ -38,12 +38,13 @@ _SAMPLES = 16
 class _Source:
     """One tensor that went into a packed form, as it was then."""
 
-    __slots__ = ("pointer", "sample", "sampled", "tensor", "version")
+    __slots__ = ("pointer", "sample", "sampled", "shape", "stride", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, gone: Callable[[Any], None]) -> None:
         self.tensor = weakref.ref(tensor, gone)
         self.version = tensor._version
         self.pointer = tensor.data_ptr()
+        self.shape, self.stride = tensor.shape, tensor.stride()
         self.sample = _sample(tensor)  # looks into its memory: only read while `pointer` is current
         self.sampled = memoryview(self.sample.tobytes()).cast("I")  # as `sample`: compared as words
 
@@ -77,6 +78,8 @@ class _Entry:
                 source.tensor() is not tensor
                 or source.version != tensor._version
                 or source.pointer != tensor.data_ptr()
+                or source.stride != tensor.stride()
+                or source.shape != tensor.shape
                 or source.sample != source.sampled
             ):
                 return False

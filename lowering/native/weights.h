@@ -1,11 +1,13 @@
 // Weights in the form that the kernels want: made once, and made again when a weight changed.
 //
 // A form is keyed by the weight tensor and by what was done to it. On each use every tensor that it
-// was made from is compared with what it was: version counter, storage, and two words of its values
-// (writes through `weight.data` move neither of the first two).
+// was made from is compared with what it was: version counter, storage, sizes and strides (which
+// `weight.data = weight.data.t()` changes alone), and two words of its values (writes through
+// `weight.data` move nothing else).
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/DimVector.h>
 
 #include <cstring>
 #include <memory>
@@ -62,7 +64,9 @@ class Source {
       : impl_(tensor.getIntrusivePtr()),
         raw_(tensor.unsafeGetTensorImpl()),
         version_(raw_->version_counter().current_version()),
-        data_(tensor.const_data_ptr()) {
+        data_(tensor.const_data_ptr()),
+        sizes_(tensor.sizes()),
+        strides_(tensor.strides()) {
     first_ = word(0);
     const int64_t words = tensor.is_contiguous() ? tensor.nbytes() / 4 : 1;
     second_at_ = words > 3 ? words - words / 3 : 0;
@@ -72,7 +76,8 @@ class Source {
   bool unchanged(const at::Tensor& tensor) const {
     return tensor.unsafeGetTensorImpl() == raw_ &&
            raw_->version_counter().current_version() == version_ &&
-           tensor.const_data_ptr() == data_ && word(0) == first_ && word(second_at_) == second_;
+           tensor.const_data_ptr() == data_ && tensor.sizes().equals(sizes_) &&
+           tensor.strides().equals(strides_) && word(0) == first_ && word(second_at_) == second_;
   }
   bool gone() const { return impl_.expired(); }
 
@@ -87,6 +92,7 @@ class Source {
   c10::TensorImpl* raw_;
   uint32_t version_;
   const void* data_;
+  c10::DimVector sizes_, strides_;
   int64_t second_at_ = 0;
   uint32_t first_ = 0, second_ = 0;
 };

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of, used
@@ -199,6 +200,39 @@ def test_every_tensor_in_every_way(place: str) -> None:
         ("convolution", provider, 2, 2 * (calls + 1)),
         ("linear", provider, 1, calls + 1),
     )
+
+
+RELAID: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda weight: weight.t(),
+    "the first row everywhere": lambda weight: weight[:1].expand_as(weight),
+    "the first column everywhere": lambda weight: weight[:, :1].expand_as(weight),
+    "fewer rows": lambda weight: weight[:96],
+}
+
+
+@pytest.mark.usefixtures("rows")
+@places()
+@pytest.mark.parametrize("relaid", RELAID.values(), ids=RELAID.keys())
+def test_the_same_memory_with_other_sizes_or_strides(
+    place: str, relaid: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """`weight.data = weight.data.t()` moves neither version nor pointer, nor any word in memory."""
+
+    def standardised(m: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        weight = m.ahead.weight
+        ahead = functional.linear(x, (weight - weight.mean()) / weight.std())
+        return [m.linear(x), ahead]
+
+    square = {name: nn.Linear(128, 128, bias=False) for name in ("linear", "ahead")}
+    model, x = Of(standardised, **square), torch.randn(64, 128)
+    compiled = compile_in(place, model)
+    before = hold_region(compiled, model, x)
+    for layer in (model.linear, model.ahead):
+        layer.weight.data = relaid(layer.weight.data)
+    after = hold_region(compiled, model, x)
+    for one, other in zip(before, after, strict=True):
+        assert one.shape != other.shape or not torch.equal(one, other), "nothing changed"
+    assert ("linear", provider_at(place)) in {row[:2] for row in region_rows(compiled)}
 
 
 @pytest.mark.usefixtures("rows")
