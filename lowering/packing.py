@@ -1,10 +1,11 @@
 """Weights in the form that a library wants, made once and made again when one of them changed.
 
 A packed form is keyed by the weight itself and checked on each use, with everything else that went
-into it (bias, BatchNorm), against version counters, storage, sizes and strides: so `load_state_dict`,
-an optimizer step, `weight.data = other` and `weight.data = weight.data.t()` show in the next output. Writes through `weight.data.mul_(2)` or
-a detached alias move neither; a sample of the words, spread over the tensor, is compared as well,
-which catches whole-tensor writes (not a write to a few single elements).
+into it (bias, BatchNorm), against version counters, storage, sizes and strides: so
+`load_state_dict`, an optimizer step, `weight.data = other` and `weight.data = weight.data.t()` all
+show in the next output. Writes through `weight.data.mul_(2)` or a detached alias move none of them;
+a sample of the words, spread over the tensor, is compared as well, which catches whole-tensor
+writes (not a write to a few single elements).
 
 This is for libraries that are called from Python; `native/weights.h` does the same for ours.
 """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -43,7 +45,7 @@ class Compiles:
         graphs = report(compiled)
         if graphs:
             found["fallbacks"] = sum(len(graph.fallbacks) for graph in graphs)
-            found["report"] = graphs.text(verbose=True)
+            found["report"] = _places_from_here(graphs.text(verbose=True))
         return found
 
     def forget(self) -> None:
@@ -66,3 +68,8 @@ class Compiles:
         from torch._dynamo.utils import counters
 
         return counters
+
+
+def _places_from_here(report: str) -> str:
+    """Results are shared: they name files as seen from the folder that the benchmark ran in."""
+    return report.replace(f"{Path.cwd()}{os.sep}", "")

@@ -195,8 +195,8 @@ def _refuses_convolution(match: Convolution) -> str:
     if len(taps) == 3:
         return "openmp takes convolutions of lines and images only"
     outputs = total // match.groups
-    shared = inputs == 1 or (inputs in (2, 4, 8) and total >= _shares_vectors(total, inputs))
-    fills = outputs >= _FILLS_LANES or (outputs == inputs and shared)
+    shared = outputs == inputs and _share_vectors(total, inputs)
+    fills = outputs >= _FILLS_LANES or shared
     # 1x1 is no slower than oneDNN's, lines it does not take, and half precision it leaves half.
     others = match.groups > 1 and len(taps) == 2 and max(taps) > 1
     if others and not fills and match.dtype is torch.float32:
@@ -204,10 +204,11 @@ def _refuses_convolution(match: Convolution) -> str:
     return ""
 
 
-def _shares_vectors(total: int, inputs: int) -> int:
-    """From how many channels on. Where they end within a vector, a part of it is computed twice:
-    with 24 and 40 channels in groups of 8 oneDNN was 1.3 times as fast, with 208 ours 1.1 times."""
-    return _LANES if total % _LANES == 0 or inputs < 8 else 12 * _LANES
+def _share_vectors(total: int, inputs: int) -> bool:
+    """Where channels end within a vector, a part of it is computed twice: with 24 and 40 channels
+    in groups of 8 oneDNN was 1.3 times as fast, with 208 ours 1.1 times (Zen 4)."""
+    fewest = _LANES if total % _LANES == 0 or inputs < 8 else 12 * _LANES
+    return inputs == 1 or (inputs in (2, 4, 8) and total >= fewest)
 
 
 _LANES = 16  # of the widest vectors, AVX-512's

@@ -85,7 +85,7 @@ TARGET = Target(
     probe=probe,
     aliases=("host", "x86", "arm"),
     priority=10,
-    proven_on="x86-64 (AMD EPYC), Linux",
+    proven_on="x86-64 (AMD EPYC, Intel Xeon), Linux",
     inductor_config=inductor_config,
     rows=(
         CapabilityRow(

@@ -41,7 +41,10 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "groups", "taken"),
-    [(32, 64, 32, 0), (32, 64, 16, 0), (48, 48, 3, 0), (64, 64, 2, 1), (32, 32, 32, 1)],
+    [
+        *[(32, 64, 32, 0), (32, 64, 16, 0), (48, 48, 3, 0), (64, 64, 2, 1), (32, 32, 32, 1)],
+        *[(36, 36, 9, 1), (34, 34, 17, 1), (40, 40, 5, 0), (208, 208, 26, 1), (12, 12, 3, 0)],
+    ],
 )
 def test_groups_that_do_not_fill_vectors(
     monkeypatch: pytest.MonkeyPatch, inputs: int, outputs: int, groups: int, taken: int

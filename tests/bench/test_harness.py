@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +159,7 @@ def test_unified_tells_its_report_and_the_worth_of_its_cache() -> None:
     o2 = row(run, "mlp", "unified-O2")
     assert o2.status == "ok" and o2.compilation.fallbacks == 0
     assert "inductor" in o2.report and "ran" in o2.report
+    assert str(Path.cwd()) not in o2.report, "names a folder of this machine"
     first, second = o2.compilation.first_call_s, o2.compilation.second_process_s
     assert first is not None and second is not None and second < first
     assert row(run, "mlp", "eager").report == ""
