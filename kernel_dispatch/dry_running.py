@@ -29,7 +29,7 @@ from lowering import providers, targets
 from lowering.capability import GRAPH, Situation, check
 from lowering.contract import Request
 from lowering.errors import SettingError
-from lowering.graphs import clone
+from lowering.graphs import capture_of, clone
 from triton_kernels import architectures
 
 
@@ -105,7 +105,8 @@ def planned(
     chosen = plan(facts, replace(settings, device=wish), device.machine())
     found = PlannedGraph(facts, chosen, device, _why(chosen, facts, settings, device))
     try:
-        _lower(found, _request(gm, example_inputs, settings, facts, chosen))
+        with capture_of(gm):
+            _lower(found, _request(gm, example_inputs, settings, facts, chosen))
     except dynamo.control_flow_errors():
         raise
     except Exception as error:  # noqa: BLE001  (the plan stands; what could not be lowered is told)

@@ -33,7 +33,7 @@ from kernel_dispatch.thread_count import with_threads
 from lowering import layouts, machine, packing, providers, ranking, targets
 from lowering.contract import Compiled, Graph, Request
 from lowering.errors import UnifiedError, UnifiedWarning
-from lowering.graphs import clone, first_place, lean_clone
+from lowering.graphs import capture_of, clone, first_place, lean_clone
 from lowering.levels import Level
 from lowering.native import library
 from lowering.prior import prior
@@ -237,7 +237,8 @@ def _compile_on_target(
         provider = providers.get(name)
         assert provider.compile is not None, f"{name} has a whole-graph row and no compile()"
         try:
-            return name, provider.compile(_request(clone(gm), example_inputs, record))
+            with capture_of(gm):
+                return name, provider.compile(_request(clone(gm), example_inputs, record))
         except dynamo.control_flow_errors():
             raise
         except Exception as error:

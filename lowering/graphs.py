@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,28 @@ def clone(module: fx.GraphModule) -> fx.GraphModule:
         if hasattr(old, "_dynamo_source"):  # AOTAutograd reads it from placeholders
             new._dynamo_source = old._dynamo_source
         # Dynamo drops it from its own nodes when it is done: it holds weak references to weights,
-        # and `torch.utils.swap_tensors` refuses a tensor that has one.
+        # and `torch.utils.swap_tensors` refuses a tensor that has one. See `capture_of`.
         new.meta.pop("grapharg", None)
     return result
+
+
+_captured: ContextVar[Mapping[str, Any]] = ContextVar("captured")
+
+
+@contextmanager
+def capture_of(module: fx.GraphModule) -> Iterator[None]:
+    """Inside, `captured` knows what Dynamo captured this graph with; copies do not keep it."""
+    arguments = {node.name: node.meta.get("grapharg") for node in module.graph.nodes}
+    token = _captured.set({name: arg.example for name, arg in arguments.items() if arg is not None})
+    try:
+        yield
+    finally:
+        _captured.reset(token)
+
+
+def captured(node: fx.Node) -> Any:
+    """The input that a placeholder stood for when the graph was captured, or None."""
+    return _captured.get({}).get(node.name)
 
 
 def lean_clone(module: fx.GraphModule) -> fx.GraphModule:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from lowering.capability import Work
-from lowering.graphs import hint
+from lowering.graphs import captured, hint
 from lowering.profile import gemm_shape
 from lowering.regions.calls import arguments, dtype_name, name_of, value_of
 
@@ -40,7 +40,7 @@ class LinearCall:
     @property
     def real_weight(self) -> torch.Tensor | None:
         """The parameter itself, where Dynamo says which it is; its numbers may be looked at."""
-        given: Any = getattr(self.weight.meta.get("grapharg"), "example", None)
+        given = captured(self.weight)
         fake = torch._subclasses.fake_tensor.FakeTensor
         real = isinstance(given, torch.nn.Parameter) and not isinstance(given, fake)
         return given.detach() if real and given.device.type != "meta" else None
