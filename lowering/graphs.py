@@ -44,8 +44,8 @@ _captured: ContextVar[Mapping[str, Any]] = ContextVar("captured")
 @contextmanager
 def capture_of(module: fx.GraphModule) -> Iterator[None]:
     """Inside, `captured` knows what Dynamo captured this graph with; copies do not keep it."""
-    arguments = {node.name: node.meta.get("grapharg") for node in module.graph.nodes}
-    token = _captured.set({name: arg.example for name, arg in arguments.items() if arg is not None})
+    placeholders = module.graph.find_nodes(op="placeholder")
+    token = _captured.set({node.name: node.meta.get("grapharg") for node in placeholders})
     try:
         yield
     finally:
@@ -53,8 +53,9 @@ def capture_of(module: fx.GraphModule) -> Iterator[None]:
 
 
 def captured(node: fx.Node) -> Any:
-    """The input that a placeholder stood for when the graph was captured, or None."""
-    return _captured.get({}).get(node.name)
+    """The input that a placeholder stood for when the graph was captured, or None. Asked of the one
+    that is wanted only: Dynamo raises for an input that is gone by now."""
+    return getattr(_captured.get({}).get(node.name), "example", None)
 
 
 def lean_clone(module: fx.GraphModule) -> fx.GraphModule:
