@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowering.targets.cuda import torch_minor
@@ -56,3 +58,25 @@ def inverts_singular_matrices() -> str:
     return (
         "Inductor of this torch gives NaN for the inverse of a singular matrix, where eager raises"
     )
+
+
+def keeps_code_for_replaced_memory() -> str:
+    """Later ones compile anew for a weight whose `data` has other sizes or strides."""
+    compiled = CompileCounter()
+    linear = torch.nn.Linear(4, 4)
+    call = torch.compile(linear, backend=compiled)
+    for weight in (linear.weight.data, linear.weight.data.t()):
+        linear.weight.data = weight
+        call(torch.zeros(1, 4))
+    if compiled.frame_count > 1:
+        return ""
+    return "this torch runs what it compiled for other sizes and strides of a weight"
+
+
+def refuses_to_swap_compiled_parameters() -> str:
+    """Earlier ones keep weak references to parameters, and `swap_tensors` refuses these."""
+    linear = torch.nn.Linear(4, 4)
+    torch.compile(linear, backend="aot_eager")(torch.zeros(1, 4))
+    if not weakref.getweakrefs(linear.weight):
+        return ""
+    return "this torch keeps weak references to the parameters of what it compiled"
