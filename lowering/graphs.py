@@ -158,8 +158,8 @@ def erase_dead(graph: fx.Graph, last: fx.Node) -> None:
             dead += inputs
 
 
-def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node of an ATen graph that knows its value, as traced ones do."""
-    node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]))
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]), **kwargs)
     return node

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import fx
 
-from lowering import machine
+from lowering import machine, outputs
 from lowering.graphs import call, hint
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def put_right(graph: fx.Graph) -> None:
             continue
         if node.op == "placeholder":
             _read_as_bytes(graph, node)
-        elif _is_generated(node):
+        elif outputs.is_pointwise(node):
             _write_as_bytes(graph, node)
 
 
@@ -99,11 +99,6 @@ def _write_as_bytes(graph: fx.Graph, mask: fx.Node) -> None:
         reader.replace_input_with(mask, stored)
 
 
-def _is_generated(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.pointwise in tags or node.target is prims.convert_element_type.default
-
-
 def _is_outside(node: fx.Node) -> bool:
     return node.op == "output" or getattr(node.target, "namespace", "") == "kernel_dispatch"
 
@@ -112,7 +107,7 @@ def _ends_in_generated(reader: fx.Node) -> bool:
     """Does all that is made of it by views end there?"""
     if reader.target in _VIEWS:
         return bool(reader.users) and all(map(_ends_in_generated, reader.users))
-    return _is_generated(reader) or reader.target in _REDUCTIONS
+    return outputs.is_pointwise(reader) or reader.target in _REDUCTIONS
 
 
 def _most_read(reader: fx.Node) -> int:

@@ -54,21 +54,16 @@ def listened(listener: Listener, run: Callable[..., Any], args: Sequence[Any]) -
     Kernels called from Python tell one by one; those in C++ count, and are read before and after.
     """
     outer, _current.listener = _current.listener, listener
-    before = library.counts()
+    before = library.snapshot()
     depth = library.pool_depth()
-    deeper = int(listener.keeps_memory)
-    depth.value += deeper
+    outside = depth.value
+    depth.value = outside + listener.keeps_memory
     try:
         return run(*args)
     finally:
-        depth.value -= deeper
+        depth.value = outside
         _current.listener = outer
-        after = library.counts()
+        after = library.snapshot()
         if after != before:
-            _tell(listener, before or (0,) * len(after), after)
-
-
-def _tell(listener: Listener, before: Sequence[int], after: Sequence[int]) -> None:
-    for (region, provider), first, last in zip(library.COUNTED, before, after, strict=True):
-        if last != first:
-            listener.region_ran(region, provider, last - first)
+            for region, provider, times in library.ran_between(before, after):
+                listener.region_ran(region, provider, times)

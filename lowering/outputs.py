@@ -20,6 +20,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from lowering.graphs import hint
 
 aten = torch.ops.aten
+_CONVERT = torch.ops.prims.convert_element_type.default  # lacks the tag
 
 Strides = Mapping[fx.Node, Sequence[Any]]
 # Operators of torch that read memory as it lies.
@@ -189,6 +190,12 @@ def is_view(node: fx.Node) -> bool:
         result.alias_info is not None and not result.alias_info.is_write
         for result in schema.returns
     )
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Does generated code compute each of its numbers of those in the same place?"""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or node.target is _CONVERT
 
 
 def _alike(value: torch.Tensor, stride: Sequence[Any]) -> bool:

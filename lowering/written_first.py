@@ -1,43 +1,42 @@
 """What generated code is to write to memory before anything reads it, instead of making it anew.
 
-- Copies into rows that are read more than once. Softmax and layer norm begin with a copy that lies
-  as it is indexed, as eager's do. Inductor makes it wherever it is read: where neighbours lay apart
-  they are gathered for each pass, number by number (a softmax over 196 keys whose heads lay
-  innermost took 3.3 times as long as eager's). Where many neighbours belong to different rows,
-  rows are computed side by side, which is as fast.
+- Copies into rows that are read more than once, or are long and added up. Softmax and layer norm
+  begin with a copy that lies as it is indexed, as eager's do; so does an image with its pixels and
+  channels flattened. Inductor makes it wherever it is read: where neighbours lay apart they are
+  gathered for each pass, number by number (a softmax over 196 keys whose heads lay innermost took
+  3.3 times as long as eager's), and a sum of thousands is one chain. Where many neighbours belong
+  to different rows, rows are computed side by side, which is as fast.
 - What a kernel of ours reads with its last dimensions merged or split (features of an image).
   Inductor computes it in the kernel's shape, with a division for each number and no vectors.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import fx
 
 from lowering import outputs
+from lowering.gathered import RESHAPES, copies_read_by, gathers, reduced
 
 aten = torch.ops.aten
 
-_MANY = 64
-
+_LONG_ROW = 256  # half of what `totals` adds up in one loop: shorter ones it divides itself
+_SUMS = {aten.mean.dim, aten.sum.dim_IntList, aten.var.correction, aten.var_mean.correction}
 # What reads a row before anything else of it can be computed.
-_FIRST_PASSES = {
-    aten.amax.default,
-    aten.var_mean.correction,
-    aten.mean.dim,
-    aten.sum.dim_IntList,
-}
-_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_FIRST_PASSES = {aten.amax.default, *_SUMS}
 
 
 def mark(graph: fx.Graph) -> None:
     """For a graph that Inductor is about to generate code for, the last thing before."""
-    for copy in graph.find_nodes(op="call_function", target=aten.clone.default):
-        if _gathers_rows(copy) and _is_read_twice(copy):
-            _write(copy)
-    for target in _RESHAPES:
+    for target in _FIRST_PASSES:
+        for reader in graph.find_nodes(op="call_function", target=target):
+            for copy, again in copies_read_by(reader):
+                if (again or _is_long_sum(reader)) and gathers(copy, reader):
+                    _write(copy)
+    for target in RESHAPES:
         for reshaped in graph.find_nodes(op="call_function", target=target):
             source = _computed(reshaped.args[0])
             if source and any(map(_is_kernel, reshaped.users)) and _merges_or_splits(reshaped):
@@ -48,26 +47,11 @@ def _write(node: fx.Node) -> None:
     node.meta["inductor_realize_to_strides"] = True  # Inductor's own mark
 
 
-def _gathers_rows(copy: fx.Node) -> bool:
-    before, after = (node.meta.get("val") for node in (copy.all_input_nodes[0], copy))
-    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
-        return False
-    known = (*before.shape, *before.stride(), *after.stride())
-    if after.device.type != "cpu" or any(not isinstance(number, int) for number in known):
-        return False
-    if before.stride() == after.stride() or not after.is_contiguous():
-        return False
-    return _neighbours(before) < _MANY
-
-
-def _neighbours(value: torch.Tensor) -> int:
-    """How many numbers of its innermost dimension lie side by side."""
-    beside = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride == 1]
-    return max(beside, default=1)
-
-
-def _is_read_twice(copy: fx.Node) -> bool:
-    return len(copy.users) > 1 and any(user.target in _FIRST_PASSES for user in copy.users)
+def _is_long_sum(reader: fx.Node) -> bool:
+    shape = reader.all_input_nodes[0].meta["val"].shape
+    sizes = [shape[dim] for dim in reduced(reader)]
+    known = all(isinstance(size, int) for size in sizes)
+    return reader.target in _SUMS and known and math.prod(sizes) > _LONG_ROW
 
 
 def _computed(node: Any) -> fx.Node | None:

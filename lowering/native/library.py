@@ -40,6 +40,8 @@ COUNTED = (
     ("softmax", "openmp"),
 )
 
+_COUNTS = struct.Struct(f"={len(COUNTED)}q")
+
 _lock = threading.Lock()
 
 
@@ -232,14 +234,28 @@ _per_thread = _PerThread()
 
 def counts() -> tuple[int, ...]:
     """How often each of `COUNTED` ran on this thread, since it began; () before loading."""
+    return _COUNTS.unpack(found) if (found := snapshot()) else ()
+
+
+def snapshot() -> bytes:
+    """The same as it lies in memory: calls of small graphs are short, and ask twice."""
     mine = _per_thread.counts
     if mine is None:
         if _Loaded.library is None:
-            return ()
+            return b""
         pointer = _Loaded.library.kernel_dispatch_counters()
         mine = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int64 * len(COUNTED))).contents
         _per_thread.counts = mine
-    return tuple(mine)
+    return bytes(mine)
+
+
+def ran_between(before: bytes, after: bytes) -> Iterator[tuple[str, str, int]]:
+    """Region, provider, and how often, of what two snapshots differ in."""
+    first_ones = _COUNTS.unpack(before) if before else (0,) * len(COUNTED)
+    last_ones = _COUNTS.unpack(after)
+    for (region, provider), first, last in zip(COUNTED, first_ones, last_ones, strict=True):
+        if last != first:
+            yield region, provider, last - first
 
 
 def keep_memory(size: int, training: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from lowering import outputs
 from lowering.outputs import lies_channels_last
 
 aten = torch.ops.aten
@@ -25,7 +26,7 @@ def stands_alone(convolution: fx.Node, image: fx.Node) -> bool:
 
 def _comes_from_outside(node: fx.Node) -> bool:
     while node.op != "placeholder":
-        if not _is_pointwise(node) or len(node.all_input_nodes) != 1:
+        if not outputs.is_pointwise(node) or len(node.all_input_nodes) != 1:
             return False
         (node,) = node.all_input_nodes
     return True
@@ -37,7 +38,7 @@ def _leaves(node: fx.Node) -> bool:
         for user in waiting.pop().users:
             if _takes_channels_apart(user):
                 continue
-            if user.op != "output" and not _is_pointwise(user):
+            if user.op != "output" and not outputs.is_pointwise(user):
                 return False
             if user.op != "output" and user not in known:
                 known.add(user)
@@ -53,7 +54,3 @@ def _takes_channels_apart(node: fx.Node) -> bool:
     numbers = [size for size in (*before[1:], *after[1:]) if isinstance(size, int)]
     whole = len(numbers) == len(before) + len(after) - 2
     return whole and len(before) > 3 and (len(after) < 2 or after[1] != before[1])
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())

@@ -35,12 +35,19 @@ def classes_last() -> Tensor:
     return torch.randn(2, 5, 12, 14).contiguous(memory_format=torch.channels_last)
 
 
+def many_classes_last() -> Tensor:
+    return torch.randn(2, 96, 12, 14).contiguous(memory_format=torch.channels_last)
+
+
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
     "softmax over keys": (lambda x: (x * 2).softmax(-1), heads_last),
     "softmax over heads": (lambda x: (x * 2).softmax(1), heads_last),
     "its logarithm": (lambda x: (x * 2).log_softmax(-1), heads_last),
     "of classes": (lambda x: (x * 2).log_softmax(1), classes_last),
     "layer norm": (lambda x: functional.layer_norm(x * 2, x.shape[-1:]), heads_last),
+    "pixels and channels": (lambda x: (x * 2).flatten(1).softmax(-1), classes_last),
+    "of many channels": (lambda x: (x * 2).flatten(1).softmax(-1), many_classes_last),
+    "their sum": (lambda x: (x * 2).flatten(1).exp().sum(-1), many_classes_last),
     "two dimensions": (lambda x: functional.layer_norm(x * 2, x.shape[-2:]), heads_last),
 }
 
@@ -74,24 +81,42 @@ def written(function: Callable[[Tensor], Tensor], x: Tensor, tracing: str = "fak
 
 
 def normalized(x: Tensor) -> Tensor:
-    rows = x.clone(memory_format=torch.contiguous_format)
-    return rows - rows.amax(-1, keepdim=True)
+    return by_the_largest(x.clone(memory_format=torch.contiguous_format))
+
+
+def by_the_largest(x: Tensor) -> Tensor:
+    return x - x.amax(-1, keepdim=True)
+
+
+def flat(x: Tensor) -> Tensor:
+    return by_the_largest(x.flatten(1) * 2)
+
+
+def its_sum(x: Tensor) -> Tensor:
+    return (x.flatten(1) * 2).sum(-1)
 
 
 @pytest.mark.parametrize(
-    ("x", "expected"),
+    ("function", "x", "expected"),
     [
-        (heads_last(), ["clone.default"]),
-        (classes_last(), ["clone.default"]),
-        (torch.randn(2, 4, 17, 33), []),  # they lie in rows already
-        (torch.randn(2, 40, 96).transpose(1, 2), []),  # 96 rows are computed side by side
+        (normalized, heads_last(), ["clone.default"]),
+        (normalized, classes_last(), ["clone.default"]),
+        (normalized, torch.randn(2, 4, 17, 33), []),  # they lie in rows already
+        (normalized, torch.randn(2, 40, 96).transpose(1, 2), []),  # computed side by side
+        (flat, classes_last(), ["clone.default"]),
+        (flat, many_classes_last(), ["clone.default"]),  # neighbours are of one row
+        (flat, torch.randn(2, 96, 12, 14), []),
+        (its_sum, many_classes_last(), ["clone.default"]),  # in one chain otherwise
+        (its_sum, many_classes_last()[:, :, :1, :1].clone(), []),  # a short one
     ],
 )
-def test_only_what_is_gathered(x: Tensor, expected: list[str]) -> None:
-    assert written(normalized, x) == expected
+def test_only_what_is_gathered(
+    function: Callable[[Tensor], Tensor], x: Tensor, expected: list[str]
+) -> None:
+    assert written(function, x) == expected
 
 
-def test_what_is_read_once_is_not_written() -> None:
+def test_what_is_read_once_and_not_added_up_is_not_written() -> None:
     def once(x: Tensor) -> Tensor:
         return x.clone(memory_format=torch.contiguous_format).amax(-1)
 
