@@ -10,8 +10,9 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from kernel_dispatch import (
     __version__,
@@ -19,15 +20,13 @@ from kernel_dispatch import (
     dry_run_command,
     explain_command,
     launch_command,
+    listing_commands,
     profile_command,
 )
 from kernel_dispatch.bench import command as bench
-from kernel_dispatch.terminal import Style, style_of, write, write_json
+from kernel_dispatch.terminal import write
 from kernel_dispatch.user_code import UserCodeError, print_user_error
 from lowering.errors import StrictModeError, UnifiedError
-
-if TYPE_CHECKING:
-    from lowering.contract import Probe, Target
 
 OK, PROBLEMS, USAGE = 0, 1, 2
 INTERRUPTED = 130  # what a shell reports for SIGINT
@@ -42,9 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["bench"] and arguments[1:2] in (["compare"], ["show"]):
         # Argparse takes one word for a command.
         arguments[:2], split = [" ".join(arguments[:2])], split - 1
-    parser = _parser()
     try:
-        args = parser.parse_args(arguments[:split])
+        args = parser().parse_args(arguments[:split])
     except SystemExit as leaving:  # argparse has printed help or its error
         return leaving.code if isinstance(leaving.code, int) else OK
     args.script_args = arguments[split + 1 :]
@@ -99,276 +97,128 @@ _EXAMPLES = """examples:
 exit code: 0 fine, 1 problems found, 2 wrong usage or a bad setting.
 Colour is for terminals only: NO_COLOR switches it off and wins over FORCE_COLOR."""
 
-_EXPLAIN = """TARGET is one of
 
-  module:function      a module, with the current folder on the import path
-  file.py:function     the same, by path
-  script.py            a script, run as __main__; its arguments come after `--`
+@dataclass(frozen=True)
+class _Command:
+    name: str
+    run: Callable[[argparse.Namespace], int]
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+    description: str = ""
+    epilog: str = ""
+    needs_torch: bool = True
 
-What `function` may be:
-
-  (a) a function without arguments that returns (model_or_function, args)
-      or (model_or_function, args, kwargs); it is called once to build them
-  (b) a function without arguments that does the work itself; it is called once
-      uncompiled, since only the call tells (a) from (b), and once compiled
-  (c) a module or a function with arguments (or a class or factory of a module), next to
-      `example_inputs` in the same Python module: a tuple of arguments, a dict of keyword
-      arguments, one tensor, or a function that returns one of these
-
-A script runs as written: what it compiles with backend="unified" is reported, other
-backends stay as they are. With --all, torch.compile calls that name no backend use
-unified too. --level and --device are defaults: the script's own options= win."""
-
-_EXPLAIN_EXAMPLES = """examples:
-  kernel-dispatch explain shop:make --level O1
-  kernel-dispatch explain bench/net.py:forward --device cpu --verbose
-  kernel-dispatch explain train.py --all --json -- --epochs 1 > report.json
-  kernel-dispatch explain shop:make --device cuda:sm90 --emit kernels
-
-exit code: 0 fine, 1 no graph reached unified or the code raised, 2 wrong usage."""
+    def add(self, commands: Any) -> None:
+        parser = commands.add_parser(
+            self.name,
+            help=self.help,
+            description=self.description or self.help,
+            epilog=self.epilog or None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if not self.name.startswith("bench"):  # there --json names a file
+            parser.add_argument("--json", action="store_true", help="for programs")
+        parser.set_defaults(command=self.run, needs_torch=self.needs_torch)
+        if self.add_arguments is not None:
+            self.add_arguments(parser)
 
 
-_WITHOUT_TORCH = ("levels", "bench show", "bench compare")
+_COMMANDS = (
+    _Command(
+        "doctor",
+        listing_commands.run_doctor,
+        "what is here, what is missing, and the command that fixes it",
+    ),
+    _Command("devices", listing_commands.run_devices, "every target: present, or absent and why"),
+    _Command(
+        "explain",
+        explain_command.run,
+        "compile and run a function or a script, and tell what unified did",
+        explain_command.add_arguments,
+        explain_command.DESCRIPTION,
+        explain_command.EPILOG,
+    ),
+    _Command(
+        "profile",
+        profile_command.run,
+        "where the time of compiled code goes, and what no region takes yet",
+        profile_command.add_arguments,
+        profile_command.DESCRIPTION,
+        profile_command.EPILOG,
+    ),
+    _Command(
+        "dry_run",
+        dry_run_command.run,
+        "the plan for a device that need not be here",
+        dry_run_command.add_arguments,
+        dry_run_command.DESCRIPTION,
+        dry_run_command.EPILOG,
+    ),
+    _Command(
+        "bench",
+        bench.run,
+        "time a workload under several backends, verified, side by side",
+        bench.add_arguments,
+        bench.DESCRIPTION,
+        bench.EPILOG,
+    ),
+    _Command(
+        "bench show",
+        bench.run_show,
+        "a result of bench as text, page, plots or CSV",
+        bench.add_show_arguments,
+        needs_torch=False,
+    ),
+    _Command(
+        "bench compare",
+        bench.run_compare,
+        "what became slower between two results of bench",
+        bench.add_compare_arguments,
+        epilog=bench.COMPARE_EPILOG,
+        needs_torch=False,
+    ),
+    _Command(
+        "calibrate",
+        calibrate_command.run,
+        "measure this machine, so that the fastest library is taken",
+        calibrate_command.add_arguments,
+        calibrate_command.DESCRIPTION,
+    ),
+    _Command(
+        "launch",
+        launch_command.run,
+        "run a script bound to physical cores of one NUMA node",
+        launch_command.add_arguments,
+        launch_command.DESCRIPTION,
+        launch_command.EPILOG,
+    ),
+    _Command(
+        "levels",
+        listing_commands.run_levels,
+        "what O0 to O3 may do and what they promise",
+        needs_torch=False,
+    ),
+    _Command(
+        "options",
+        listing_commands.run_options,
+        "every option, its environment variable and its default",
+    ),
+)
 
 
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog="kernel-dispatch",
         description='torch.compile(model, backend="unified"): this machine, the settings, and what '
         "was done.",
         epilog=_EXAMPLES,
-        formatter_class=raw,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, **more: Any) -> Any:
-        made = commands.add_parser(
-            name, help=text, description=more.pop("description", text), formatter_class=raw, **more
-        )
-        if "bench" not in name:  # there --json names a file
-            made.add_argument("--json", action="store_true", help="for programs")
-        made.set_defaults(command=run, needs_torch=name not in _WITHOUT_TORCH)
-        return made
-
-    command("doctor", _doctor, "what is here, what is missing, and the command that fixes it")
-    command("devices", _devices, "every target: present, or absent and why")
-    explain = command(
-        "explain",
-        explain_command.run,
-        "compile and run a function or a script, and tell what unified did",
-        description=_EXPLAIN,
-        epilog=_EXPLAIN_EXAMPLES,
-    )
-    _add_explain_arguments(explain)
-    profile_command.add_arguments(
-        command(
-            "profile",
-            profile_command.run,
-            "where the time of compiled code goes, and what no region takes yet",
-            description=profile_command.DESCRIPTION,
-            epilog=profile_command.EPILOG,
-        )
-    )
-    dry_run_command.add_arguments(
-        command(
-            "dry_run",
-            dry_run_command.run,
-            "the plan for a device that need not be here",
-            description=dry_run_command.DESCRIPTION,
-            epilog=dry_run_command.EPILOG,
-        )
-    )
-    bench.add_arguments(
-        command(
-            "bench",
-            bench.run,
-            "time a workload under several backends, verified, side by side",
-            description=bench.DESCRIPTION,
-            epilog=bench.EPILOG,
-        )
-    )
-    bench.add_show_arguments(
-        command("bench show", bench.run_show, "a result of bench as text, page, plots or CSV")
-    )
-    bench.add_compare_arguments(
-        command(
-            "bench compare",
-            bench.run_compare,
-            "what became slower between two results of bench",
-            epilog=bench.COMPARE_EPILOG,
-        )
-    )
-    calibrate_command.add_arguments(
-        command(
-            "calibrate",
-            calibrate_command.run,
-            "measure this machine, so that the fastest library is taken",
-            description=calibrate_command.DESCRIPTION,
-        )
-    )
-    launch_command.add_arguments(
-        command(
-            "launch",
-            launch_command.run,
-            "run a script bound to physical cores of one NUMA node",
-            description=launch_command.DESCRIPTION,
-            epilog=launch_command.EPILOG,
-        )
-    )
-    command("levels", _levels, "what O0 to O3 may do and what they promise")
-    command("options", _options, "every option, its environment variable and its default")
-    return parser
-
-
-def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target", metavar="TARGET", help="module:function, file.py:function or script.py"
-    )
-    parser.add_argument("--level", help="O0, O1, O2 or O3, instead of UNIFIED_LEVEL")
-    parser.add_argument(
-        "--device",
-        help="force a target (cpu, cuda:1), instead of UNIFIED_DEVICE; one that is not here (mps, "
-        "xpu:client, cuda:sm90) is planned for, without running there",
-    )
-    parser.add_argument(
-        "--emit",
-        metavar="DIR",
-        help="with such an architecture: write the kernels' PTX or assembly",
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="in a script: make unified the default backend"
-    )
-    parser.add_argument(
-        "--verbose", "-v", action="store_true", help="also what was rejected, and why"
-    )
-
-
-# --- doctor, devices, levels, options -------------------------------------------------------------
-
-
-def _doctor(args: argparse.Namespace) -> int:
-    from kernel_dispatch import diagnosis, doctor
-
-    rows = diagnosis.diagnose(doctor.collect())
-    write(doctor.as_json(rows) if args.json else doctor.render(rows, style_of(sys.stdout)))
-    return diagnosis.exit_code(rows)
-
-
-def _devices(args: argparse.Namespace) -> int:
-    from kernel_dispatch.doctor import probed_targets
-
-    found = probed_targets()
-    if args.json:
-        write_json([_target_record(target, probe) for target, probe in found])
-    else:
-        style = style_of(sys.stdout)
-        write("\n".join(_target_text(target, probe, style) for target, probe in found))
-    return OK
-
-
-def _target_record(target: Target, found: Probe) -> dict[str, Any]:
-    return {
-        "name": target.name,
-        "summary": target.summary,
-        "available": found.available,
-        "reason": found.reason,
-        "fix": found.fix,
-        "version": found.version,
-        "details": dict(found.details),
-        "priority": target.priority,
-        "aliases": list(target.aliases),
-        "proven_on": target.proven_on,
-    }
-
-
-def _target_text(target: Target, found: Probe, style: Style) -> str:
-    from kernel_dispatch.diagnosis import shown_version
-
-    state = shown_version(found) if found.available else f"absent: {found.reason}"
-    lines = [
-        f"{style.mark('ok' if found.available else 'info')} {style.bold(target.name)}  {state}"
-    ]
-    if found.fix:
-        lines.append(f"    to get it       {found.fix}")
-    lines.append(f"    what            {target.summary}")
-    lines.append(f"    aliases         {', '.join(target.aliases) or 'none'}")
-    lines.append(f"    priority        {target.priority}")
-    lines.append(f"    proven on       {target.proven_on or 'not told'}")
-    lines += [
-        f"    {key.replace('_', ' '):<15} {_shown_detail(key, value)}"
-        for key, value in found.details.items()
-    ]
-    return "\n".join(lines)
-
-
-def _shown_detail(key: str, value: Any) -> str:
-    from kernel_dispatch.diagnosis import gib
-
-    if key == "memory_bytes" and isinstance(value, int):
-        return gib(value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown_detail(name, one)}" for name, one in value.items())
-    if isinstance(value, (list, tuple)):
-        separator = "; " if any(isinstance(one, Mapping) for one in value) else " "
-        return separator.join(_shown_detail("", one) for one in value) or "none"
-    return str(value)
-
-
-def _levels(args: argparse.Namespace) -> int:
-    from lowering.levels import CONTRACTS, Level
-
-    records = [
-        {
-            "level": str(one.level),
-            "alias": one.alias,
-            "default": one.level == Level.O2,
-            "may_do": one.may_do,
-            "numerics": one.numerics,
-            "compile_time": one.compile_time,
-        }
-        for one in CONTRACTS
-    ]
-    if args.json:
-        write_json(records)
-        return OK
-    style = style_of(sys.stdout)
-    for one in records:
-        default = "  (default)" if one["default"] else ""
-        write(f"{style.bold(str(one['level']))}  {one['alias']}{default}")
-        write(f"    may do        {one['may_do']}")
-        write(f"    numerics      {one['numerics']}")
-        write(f"    compile time  {one['compile_time']}")
-    return OK
-
-
-def _options(args: argparse.Namespace) -> int:
-    from kernel_dispatch.diagnosis import shown_value
-    from kernel_dispatch.options import OPTIONS
-    from kernel_dispatch.settings import resolve
-
-    defaults = resolve(environ={}).as_dict()
-    records = [
-        {
-            "name": option.name,
-            "env": option.env,
-            "default": defaults[option.name]["value"],
-            "accepted": option.accepted,
-            "summary": option.summary,
-        }
-        for option in OPTIONS
-    ]
-    if args.json:
-        write_json(records)
-        return OK
-    style = style_of(sys.stdout)
-    for one in records:
-        write(f"{style.bold(str(one['name']))}  {one['summary']}")
-        write(f"    accepted     {one['accepted']}")
-        write(f"    default      {shown_value(one['default'])}")
-        write(f"    environment  {one['env'] or 'none'}")
-    return OK
+    made.add_argument("--version", action="version", version=__version__)
+    commands = made.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for command in _COMMANDS:
+        command.add(commands)
+    return made
 
 
 if __name__ == "__main__":

@@ -28,6 +28,58 @@ if TYPE_CHECKING:
     from kernel_dispatch.explaining import Explanation
 
 
+DESCRIPTION = """TARGET is one of
+
+  module:function      a module, with the current folder on the import path
+  file.py:function     the same, by path
+  script.py            a script, run as __main__; its arguments come after `--`
+
+What `function` may be:
+
+  (a) a function without arguments that returns (model_or_function, args)
+      or (model_or_function, args, kwargs); it is called once to build them
+  (b) a function without arguments that does the work itself; it is called once
+      uncompiled, since only the call tells (a) from (b), and once compiled
+  (c) a module or a function with arguments (or a class or factory of a module), next to
+      `example_inputs` in the same Python module: a tuple of arguments, a dict of keyword
+      arguments, one tensor, or a function that returns one of these
+
+A script runs as written: what it compiles with backend="unified" is reported, other
+backends stay as they are. With --all, torch.compile calls that name no backend use
+unified too. --level and --device are defaults: the script's own options= win."""
+
+EPILOG = """examples:
+  kernel-dispatch explain shop:make --level O1
+  kernel-dispatch explain bench/net.py:forward --device cpu --verbose
+  kernel-dispatch explain train.py --all --json -- --epochs 1 > report.json
+  kernel-dispatch explain shop:make --device cuda:sm90 --emit kernels
+
+exit code: 0 fine, 1 no graph reached unified or the code raised, 2 wrong usage."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="TARGET", help="module:function, file.py:function or script.py"
+    )
+    parser.add_argument("--level", help="O0, O1, O2 or O3, instead of UNIFIED_LEVEL")
+    parser.add_argument(
+        "--device",
+        help="force a target (cpu, cuda:1), instead of UNIFIED_DEVICE; one that is not here (mps, "
+        "xpu:client, cuda:sm90) is planned for, without running there",
+    )
+    parser.add_argument(
+        "--emit",
+        metavar="DIR",
+        help="with such an architecture: write the kernels' PTX or assembly",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="in a script: make unified the default backend"
+    )
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="also what was rejected, and why"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """The command: 0, or 1 if no graph reached unified or the user's code raised."""
     from kernel_dispatch.settings import configure

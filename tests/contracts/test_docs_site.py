@@ -120,7 +120,7 @@ def test_commands_are_ones_that_the_command_line_takes(page: Path) -> None:
         if len(words) == 1:  # the name alone, in a sentence
             words.append("--help")
         try:
-            cli._parser().parse_args(words)
+            cli.parser().parse_args(words)
         except SystemExit as leaving:
             assert leaving.code == 0, f"{name(page)}: kernel-dispatch {command}"
 
@@ -128,7 +128,7 @@ def test_commands_are_ones_that_the_command_line_takes(page: Path) -> None:
 @quick
 def test_every_command_is_on_the_page_of_commands() -> None:
     page = (DOCS / "command_line.md").read_text()
-    known: Any = cli._parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    known: Any = cli.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     assert {command for command in known if f"| `{command}" not in page} == set()
 
 
