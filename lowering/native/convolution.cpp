@@ -44,12 +44,14 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
 // Tensors, integers and numbers of each layer, one layer after the other.
 constexpr size_t kTensors = 6, kIntegers = 16, kNumbers = 3;
 
-// What a layer reads is there before it.
+// What a layer reads is there before it. All but the image may be left out.
 void check_order(at::ArrayRef<Layer> layers, size_t given) {
-  for (size_t i = 0; i < layers.size(); i++)
+  for (size_t i = 0; i < layers.size(); i++) {
+    TORCH_CHECK(layers[i].image >= 0, "convolution ", i, " reads no image: ", layers[i].image);
     for (const int64_t value : layers[i].reads())
       TORCH_CHECK(value < static_cast<int64_t>(given + i), "convolution ", i, " reads value ", value,
                   ", which is made later");
+  }
 }
 
 Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,

@@ -314,9 +314,16 @@ def test_arguments_that_do_not_belong_together_are_refused() -> None:
         kernels().openmp_convolutions(x, [weight], [1] * 16, [0.0] * 3, [])
 
 
-def test_a_value_that_is_made_later_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (1, "convolution 0 reads value 1, which is made later"),
+        (-1, "convolution 0 reads no image: -1"),
+    ],
+)
+def test_values_that_are_not_there_are_refused(image: int, message: str) -> None:
     chain = CHAINS["expand, depthwise"]
     x, _ = chain[0].tensors()
-    reads = [(1, *[NOTHING] * 3), (1, *[NOTHING] * 3)]
-    with pytest.raises(RuntimeError, match="convolution 0 reads value 1, which is made later"):
+    reads = [(image, *[NOTHING] * 3), (1, *[NOTHING] * 3)]
+    with pytest.raises(RuntimeError, match=message):
         joined(chain, x, layers_of(chain), [], reads)
