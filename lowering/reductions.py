@@ -37,6 +37,7 @@ for _operator, _schema in _OPERATORS.items():
     _library.impl(_name, _operator, "CompositeExplicitAutograd")
     torch.library.register_fake(f"kernel_dispatch::{_name}", _operator, lib=_library)
 _OVER_ALL = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
+_MEANS = (aten.mean.dim, aten.mean.default)
 
 _MANY = 128  # from so many on it counts: 256 already use up what the contract allows
 _TAKEN = (torch.float32, torch.float64)  # shorter ones are rounded by far more in the end
@@ -62,8 +63,28 @@ def _put_right(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> N
     one_symbol = sum(not isinstance(size, int) for size in value.shape) <= 1
     if counted and one_symbol and not _are_long_lines(value.shape, dims):
         _divide(graph, node, x, dims, along)
-    else:
+        return
+    if one_symbol and node.target is not _VARIANCE:
+        dims = _sum_up_what_is_counted(graph, node, x, dims)
+    if math.prod(hint(value.shape[dim]) for dim in dims) > _MANY or not along:
         _leave_to_torch(node)
+
+
+def _sum_up_what_is_counted(
+    graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]
+) -> list[int]:
+    """A loss over a batch of any size is a sum over few numbers then. What is left of `dims`."""
+    value = x.meta["val"]
+    counted = [dim for dim in dims if isinstance(value.shape[dim], int)]
+    count = math.prod(value.shape[dim] for dim in counted)
+    if count < totals.FEW:
+        return dims
+    with graph.inserting_before(node):
+        sums = totals.total(graph, x, counted, True, _are_neighbours(value, counted))
+        if node.target in _MEANS:
+            sums = call(graph, aten.div.Tensor, sums, float(count))
+    node.replace_input_with(x, sums)
+    return [dim for dim in dims if dim not in counted]
 
 
 def _leave_to_torch(node: fx.Node) -> None:
@@ -88,7 +109,7 @@ def _divide(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int], along: 
             x = call(graph, aten.mul.Tensor, away, away)
             count -= 1 if given is None else given
         new = totals.total(graph, x, dims, keeps, along)
-        if node.target not in (aten.sum.dim_IntList, aten.sum.default):
+        if node.target is _VARIANCE or node.target in _MEANS:
             new = call(graph, aten.div.Tensor, new, float(max(count, 0)))
     new.meta = {**node.meta, "val": new.meta["val"]}
     node.replace_all_uses_with(new)

@@ -131,17 +131,37 @@ def test_counts_that_change() -> None:
     assert len(graph_reports(compiled)) <= 2
 
 
-def test_losses_over_batches_that_change() -> None:
-    """Few numbers are added by generated code, many by torch's kernel; neither is compiled anew."""
-    for first in (3, 3000):
-        torch.compiler.reset()
-        compiled = compile_at("O2", lambda x: (x * 2).square().mean(), dynamic=True)
-        for count in (first, first + 1, 4 * first):
-            x = torch.rand(count, 20)
-            own, wide = ((one * 2).square().mean() for one in (x, x.double()))
-            assert_contract(compiled(x), own, wide, f"{count}")
-        (graph,) = graph_reports(compiled)
-        assert graph.provider == "inductor"
+@pytest.mark.parametrize("name", ["mean", "sum", "std"])
+@pytest.mark.parametrize("first", [3, 3000])
+@pytest.mark.parametrize("sizes", [(20,), (7, 300), (4, 16, 18)])
+def test_losses_over_batches_that_change(sizes: tuple[int, ...], first: int, name: str) -> None:
+    """What is counted is summed up by generated code, many batches by torch's kernel; neither is
+    compiled anew."""
+
+    def loss(x: Tensor) -> Tensor:
+        return getattr((x * 2).square(), name)()
+
+    compiled = compile_at("O2", loss)
+    for count in (first, first + 1, 4 * first):
+        x = torch.rand(count, *sizes)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert_contract(compiled(x), loss(x), loss(x.double()), f"{count}")
+    (graph,) = graph_reports(compiled)
+    assert graph.provider == "inductor"
+
+
+def test_what_is_counted_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing as big as the batch is written for torch's kernel."""
+    graphs: list[torch.fx.Graph] = []
+    put_right = reductions.put_right
+    monkeypatch.setattr(
+        reductions, "put_right", lambda graph: (put_right(graph), graphs.append(graph))
+    )
+    x = torch.rand(3000, 7, 300)
+    torch._dynamo.mark_dynamic(x, 0)
+    compile_at("O2", lambda x: (x * 2).mean())(x)
+    (last,) = [node for node in graphs[0].nodes if "kernel_dispatch" in str(node.target)]
+    assert last.args[0].meta["val"].shape[1:] == (1, 1)
 
 
 def test_gradients_of_a_bias_over_many_rows() -> None:
