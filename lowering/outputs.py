@@ -17,7 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from lowering.graphs import hint
+from lowering.graphs import call, hint
 
 aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default  # lacks the tag
@@ -138,21 +138,16 @@ def _lay_out(graph: fx.Graph, node: fx.Node, stride: Sequence[Any]) -> None:
 
 def copied(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
     """A copy with the dimensions in this order in memory, the last one innermost."""
-    back = [order.index(dim) for dim in range(len(order))]
-    steps: Any = (
-        (aten.permute.default, (list(order),), {}),
-        (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
-        (aten.permute.default, (back,), {}),
-    )
-    value, copy = node.meta["val"], node
+    in_rows = list(order) == list(range(len(order)))
     with graph.inserting_before(node.next):
-        for target, args, kwargs in steps:
-            value, copy = (
-                target(value, *args, **kwargs),
-                graph.call_function(target, (copy, *args), kwargs),
-            )
-            copy.meta["val"] = value
-    return copy
+        # In rows there is no view: of an output that is one, Inductor compares symbolic strides,
+        # which torch 2.13 raises at where height and width are two symbols.
+        turned = node if in_rows else call(graph, aten.permute.default, node, list(order))
+        copy = call(graph, aten.clone.default, turned, memory_format=torch.contiguous_format)
+        if in_rows:
+            return copy
+        back = [order.index(dim) for dim in range(len(order))]
+        return call(graph, aten.permute.default, copy, back)
 
 
 def _sees_layout(user: fx.Node) -> bool:

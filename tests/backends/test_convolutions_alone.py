@@ -20,7 +20,7 @@ from tests.support.regions import (
     no_cached_graphs,
     region_rows,
 )
-from tests.support.reports import graph_reports
+from tests.support.reports import assert_ran_as_planned, graph_reports
 
 Tensor = torch.Tensor
 BARE = {
@@ -209,3 +209,13 @@ def generated_copies(compiled: Any, x: Tensor) -> int:
     with torch.no_grad(), no_cached_graphs():
         _, (code, *_) = run_and_get_code(compiled, x)
     return sum(line.strip().startswith("cpp_fused") for line in code.splitlines())
+
+
+def test_height_and_width_that_change_before_a_convolution_of_torchs() -> None:
+    """Its image is handed out in rows, with strides that are products of two symbols: Inductor
+    cannot compare them (torch 2.13), and need not."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3, groups=2)).eval()
+    compiled = compile_at("O2", model, dynamic=True)
+    for sizes in ((20, 24), (31, 17)):
+        hold(compiled, model, torch.randn(2, 3, *sizes))
+    assert_ran_as_planned(compiled, "O2")
