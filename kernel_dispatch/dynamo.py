@@ -148,6 +148,14 @@ def control_flow_errors() -> tuple[type[BaseException], ...]:
     return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
 
 
+def ends_recomputation(error: BaseException) -> bool:
+    """`torch.utils.checkpoint` has all that it came for, and leaves the call: not a failure."""
+    from torch.utils import checkpoint
+
+    kind = getattr(checkpoint, "_StopRecomputationError", None)
+    return kind is not None and isinstance(error, kind)
+
+
 def calls_of_other_threads() -> contextlib.AbstractContextManager[Any]:
     """While a backend traces, compiled functions that other threads call run instead of raising.
 

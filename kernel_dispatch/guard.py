@@ -100,6 +100,8 @@ class Guard:
     def _recover(self, error: Exception, args: Sequence[Any], before: _Before | None) -> Any:
         if isinstance(error, StrictModeError) or dynamo.minifying():
             raise error
+        if dynamo.ends_recomputation(error):
+            raise error
         if (self._written or self._written_unknown) and (before is None or before.copies is None):
             _explain_no_second_try(error)
             self._demote(error, "eager, from the next call on")

@@ -47,7 +47,7 @@ def put_right(graph: fx.Graph) -> None:
     """For a graph that Inductor is about to generate code for."""
     for target in (*_OVER_ALL, *_OPERATORS):
         for node in graph.find_nodes(op="call_function", target=target):
-            x = node.args[0]
+            x = _as_it_is_added(graph, node)
             if dims := _dims(node, x.meta.get("val")):
                 _put_right(graph, node, x, dims)
 
@@ -114,6 +114,20 @@ def _divide(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int], along: 
     new.meta = {**node.meta, "val": new.meta["val"]}
     node.replace_all_uses_with(new)
     graph.erase_node(node)
+
+
+def _as_it_is_added(graph: fx.Graph, node: fx.Node) -> Any:
+    """`dtype=` says of what kind: integers, or halves, as float32."""
+    x: Any = node.args[0]
+    given, wanted = x.meta.get("val"), node.meta.get("val")
+    if not isinstance(given, FakeTensor) or not isinstance(wanted, torch.Tensor):
+        return x
+    if given.dtype == wanted.dtype or wanted.dtype not in _TAKEN or given.is_complex():
+        return x
+    with graph.inserting_before(node):
+        new = call(graph, torch.ops.prims.convert_element_type.default, x, wanted.dtype)
+    node.replace_input_with(x, new)
+    return new
 
 
 def _dims(node: fx.Node, value: Any) -> list[int]:

@@ -24,9 +24,9 @@ from lowering.gathered import RESHAPES, copies_read_by, gathers, reduced
 aten = torch.ops.aten
 
 _LONG_ROW = 256  # half of what `totals` adds up in one loop: shorter ones it divides itself
-_SUMS = {aten.mean.dim, aten.sum.dim_IntList, aten.var.correction, aten.var_mean.correction}
+_SUMS = {aten.mean.dim, aten.sum.dim_IntList, aten.var.correction}
 # What reads a row before anything else of it can be computed.
-_FIRST_PASSES = {aten.amax.default, *_SUMS}
+_FIRST_PASSES = {aten.amax.default, aten.var_mean.correction, *_SUMS}
 
 
 def mark(graph: fx.Graph) -> None:

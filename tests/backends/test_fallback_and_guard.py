@@ -13,6 +13,8 @@ from torch import nn
 import kernel_dispatch
 from kernel_dispatch import StrictModeError, UnifiedWarning
 from tests.conftest import Python
+from tests.support.compiling import compile_at
+from tests.support.reports import fallbacks_of
 
 
 def fn(x: torch.Tensor) -> torch.Tensor:
@@ -529,3 +531,17 @@ def test_modules_of_torchs_own_share_a_limit_and_are_not_blamed(
     for kind in [*kinds, nn.Hardswish]:
         torch.compile(kind(), backend="unified", options={"level": "O0"})(torch.randn(4))
     assert caplog.text.count("compilations of all such modules together") == 1
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_a_checkpoint_around_compiled_code_ends_its_recomputation(level: str) -> None:
+    """It leaves the second forward by an exception, which is not a failure of the graph."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    compiled = compile_at(level, model)
+    x = torch.randn(4, 32, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    (got,) = torch.autograd.grad(checkpoint(compiled, x, use_reentrant=False).square().sum(), x)
+    torch.testing.assert_close(got, expected)
+    assert not fallbacks_of(compiled)

@@ -66,6 +66,10 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
     "their norm": (lambda x: (x * 2).flatten(1).norm(dim=1), lambda: image(2, 96, 20, 21)),
     "variance of a row": (lambda x: (x + 3).var(-1), lambda: torch.rand(3, 22736)),
     "variance of all": (lambda x: (x + 3).var(), lambda: torch.rand(30, 1000)),
+    "numbers of another kind": (
+        lambda x: (x * 1000).long().sum(0, dtype=x.dtype),
+        lambda: torch.rand(10000, 7),
+    ),
     "few": (lambda x: (x * 2).sum(0), lambda: torch.rand(100, 24)),
     "rows": (lambda x: (x * 2).sum(1), lambda: torch.rand(24, 1000)),
 }
