@@ -103,6 +103,7 @@ def _divide(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int], along: 
     with graph.inserting_before(node):
         if node.target is _VARIANCE:
             given = node.kwargs.get("correction")
+            x = _off_the_first(graph, x, dims)
             sums = totals.total(graph, x, dims, True, along)
             mean = call(graph, aten.div.Tensor, sums, float(count))
             away = call(graph, aten.sub.Tensor, x, mean)
@@ -114,6 +115,14 @@ def _divide(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int], along: 
     new.meta = {**node.meta, "val": new.meta["val"]}
     node.replace_all_uses_with(new)
     graph.erase_node(node)
+
+
+def _off_the_first(graph: fx.Graph, x: fx.Node, dims: Sequence[int]) -> fx.Node:
+    """Equal numbers vary by nothing at all then, and large ones have a mean."""
+    first = x
+    for dim in dims:
+        first = call(graph, aten.slice.Tensor, first, dim, 0, 1)
+    return call(graph, aten.sub.Tensor, x, first)
 
 
 def _as_it_is_added(graph: fx.Graph, node: fx.Node) -> Any:

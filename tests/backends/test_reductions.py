@@ -135,6 +135,14 @@ def test_counts_that_change() -> None:
     assert len(graph_reports(compiled)) <= 2
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("factor", [1.0, 1e33])
+def test_equal_numbers_do_not_vary(dim: int, factor: float) -> None:
+    """Whoever divides by a deviation asks whether it is 0."""
+    x = torch.rand(1, 24).mul(factor).expand(3001, 24).movedim(0, dim).contiguous()
+    assert not compile_at("O2", lambda x: (x * 2).std(dim))(x).any()
+
+
 @pytest.mark.parametrize("name", ["mean", "sum", "std"])
 @pytest.mark.parametrize("first", [3, 3000])
 @pytest.mark.parametrize("sizes", [(20,), (7, 300), (4, 16, 18)])
