@@ -98,9 +98,8 @@ class Guard:
         return _Before(copies, generator)
 
     def _recover(self, error: Exception, args: Sequence[Any], before: _Before | None) -> Any:
-        if isinstance(error, StrictModeError) or dynamo.minifying():
-            raise error
-        if dynamo.ends_recomputation(error):
+        wanted = isinstance(error, StrictModeError) or dynamo.ends_recomputation(error)
+        if wanted or dynamo.minifying():
             raise error
         if (self._written or self._written_unknown) and (before is None or before.copies is None):
             _explain_no_second_try(error)

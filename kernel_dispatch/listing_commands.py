@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_dispatch.terminal import Style, style_of, write, write_json
 
 if TYPE_CHECKING:
     from lowering.contract import Probe, Target
+
+Record = dict[str, Any]
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -98,17 +100,17 @@ def run_levels(args: argparse.Namespace) -> int:
         }
         for one in CONTRACTS
     ]
-    if args.json:
-        write_json(records)
-        return 0
-    style = style_of(sys.stdout)
-    for one in records:
+
+    def text(one: Record, style: Style) -> list[str]:
         default = "  (default)" if one["default"] else ""
-        write(f"{style.bold(str(one['level']))}  {one['alias']}{default}")
-        write(f"    may do        {one['may_do']}")
-        write(f"    numerics      {one['numerics']}")
-        write(f"    compile time  {one['compile_time']}")
-    return 0
+        return [
+            f"{style.bold(one['level'])}  {one['alias']}{default}",
+            f"    may do        {one['may_do']}",
+            f"    numerics      {one['numerics']}",
+            f"    compile time  {one['compile_time']}",
+        ]
+
+    return _listed(records, text, args)
 
 
 def run_options(args: argparse.Namespace) -> int:
@@ -127,13 +129,24 @@ def run_options(args: argparse.Namespace) -> int:
         }
         for option in OPTIONS
     ]
+
+    def text(one: Record, style: Style) -> list[str]:
+        return [
+            f"{style.bold(one['name'])}  {one['summary']}",
+            f"    accepted     {one['accepted']}",
+            f"    default      {shown_value(one['default'])}",
+            f"    environment  {one['env'] or 'none'}",
+        ]
+
+    return _listed(records, text, args)
+
+
+def _listed(
+    records: Sequence[Record], text: Callable[[Record, Style], list[str]], args: argparse.Namespace
+) -> int:
     if args.json:
         write_json(records)
         return 0
     style = style_of(sys.stdout)
-    for one in records:
-        write(f"{style.bold(str(one['name']))}  {one['summary']}")
-        write(f"    accepted     {one['accepted']}")
-        write(f"    default      {shown_value(one['default'])}")
-        write(f"    environment  {one['env'] or 'none'}")
+    write("\n".join(line for one in records for line in text(one, style)))
     return 0

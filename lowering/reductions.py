@@ -64,10 +64,11 @@ def _put_right(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> N
     if counted and one_symbol and not _are_long_lines(value.shape, dims):
         _divide(graph, node, x, dims, along)
         return
-    if one_symbol and node.target is not _VARIANCE:
-        dims = _sum_up_what_is_counted(graph, node, x, dims)
-    if math.prod(hint(value.shape[dim]) for dim in dims) > _MANY or not along:
-        _leave_to_torch(node)
+    if along and not counted and one_symbol and node.target is not _VARIANCE:
+        left = _sum_up_what_is_counted(graph, node, x, dims)
+        if math.prod(hint(value.shape[dim]) for dim in left) <= _MANY:
+            return
+    _leave_to_torch(node)
 
 
 def _sum_up_what_is_counted(
@@ -132,6 +133,8 @@ def _as_it_is_added(graph: fx.Graph, node: fx.Node) -> Any:
     if not isinstance(given, FakeTensor) or not isinstance(wanted, torch.Tensor):
         return x
     if given.dtype == wanted.dtype or wanted.dtype not in _TAKEN or given.is_complex():
+        return x
+    if given.device.type != "cpu":
         return x
     with graph.inserting_before(node):
         new = call(graph, torch.ops.prims.convert_element_type.default, x, wanted.dtype)

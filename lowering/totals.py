@@ -17,7 +17,7 @@ FEW = 64  # so many numbers may be added one after another
 _PART = 32
 # The same for neighbours, of which 16 or 8 are added at once; or one, where a loop has no vectors.
 LONG_ROW = 1024
-_PART_OF_ROW = 512
+PART_OF_ROW = 512  # or its half, or twice as many
 _VECTOR = 16
 
 
@@ -74,7 +74,7 @@ def _in_parts(
     shape = list(x.meta["val"].shape)
     longest = max(dims, key=lambda dim: shape[dim])
     count, neighbours = shape[longest], longest == side_by_side
-    few, size = (LONG_ROW, _PART_OF_ROW) if neighbours else (FEW, _PART)
+    few, size = (LONG_ROW, PART_OF_ROW) if neighbours else (FEW, _PART)
     if math.prod(shape[dim] for dim in dims) <= few:
         return call(graph, aten.sum.dim_IntList, x, list(dims), True)
     if count <= few:

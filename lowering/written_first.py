@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import outputs
+from lowering import outputs, totals
 from lowering.gathered import RESHAPES, copies_read_by, gathers, reduced
 
 aten = torch.ops.aten
 
-_LONG_ROW = 256  # half of what `totals` adds up in one loop: shorter ones it divides itself
 _SUMS = {aten.mean.dim, aten.sum.dim_IntList, aten.var.correction}
 # What reads a row before anything else of it can be computed.
 _FIRST_PASSES = {aten.amax.default, aten.var_mean.correction, *_SUMS}
@@ -48,10 +47,11 @@ def _write(node: fx.Node) -> None:
 
 
 def _is_long_sum(reader: fx.Node) -> bool:
+    """Is it a part of a long row? What `totals` makes of shorter rows is shorter."""
     shape = reader.all_input_nodes[0].meta["val"].shape
     sizes = [shape[dim] for dim in reduced(reader)]
     known = all(isinstance(size, int) for size in sizes)
-    return reader.target in _SUMS and known and math.prod(sizes) > _LONG_ROW
+    return reader.target in _SUMS and known and math.prod(sizes) >= totals.PART_OF_ROW // 2
 
 
 def _computed(node: Any) -> fx.Node | None:

@@ -102,6 +102,7 @@ def test_the_graph_computes_the_same(name: str) -> None:
             assert node.meta["val"].shape == graph_shape(node)
     torchs = [node for node in graph.graph.nodes if "kernel_dispatch" in str(node.target)]
     assert len(torchs) == (name == "large pictures")
+    assert all(node.args[0].meta["val"].shape == x.shape for node in torchs)  # uncut
 
 
 def numbers_of_a_sum(node: torch.fx.Node) -> int:
