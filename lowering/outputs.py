@@ -53,9 +53,17 @@ def order_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def lies_channels_last(value: torch.Tensor) -> bool:
-    """Dimensions of size one may have any stride."""
+    return _lies_in_order(value, (0, *range(2, value.dim()), 1))
+
+
+def lies_in_rows(value: torch.Tensor) -> bool:
+    return _lies_in_order(value, range(value.dim()))
+
+
+def _lies_in_order(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """Dimensions of size one may have any stride; those of any size lie as they were traced."""
     expected = 1
-    for dim in (1, *range(value.dim() - 1, 1, -1), 0):
+    for dim in reversed(order):
         size, stride = hint(value.shape[dim]), hint(value.stride(dim))
         if size != 1 and stride != expected:
             return False

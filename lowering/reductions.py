@@ -48,7 +48,7 @@ def put_right(graph: fx.Graph) -> None:
     for target in (*_OVER_ALL, *_OPERATORS):
         for node in graph.find_nodes(op="call_function", target=target):
             x = _as_it_is_added(graph, node)
-            if dims := _dims(node, x.meta.get("val")):
+            if dims := summed_dims(node, x.meta.get("val")):
                 _put_right(graph, node, x, dims)
 
 
@@ -56,12 +56,11 @@ def _put_right(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> N
     value = x.meta["val"]
     sizes = [value.shape[dim] for dim in dims]
     counted = all(isinstance(size, int) for size in sizes)
-    along = _are_neighbours(value, dims) and not _gathers_a_short_row(node, sizes)
-    few = math.prod(map(hint, sizes)) <= (totals.LONG_ROW if along else _MANY)
-    if few and (along or counted):
+    along = are_neighbours(value, dims) and not _gathers_a_short_row(node, sizes)
+    if are_few(value, dims, along):
         return
     one_symbol = sum(not isinstance(size, int) for size in value.shape) <= 1
-    if counted and one_symbol and not _are_long_lines(value.shape, dims):
+    if counted and one_symbol and not are_long_lines(value.shape, dims):
         _divide(graph, node, x, dims, along)
         return
     if along and not counted and one_symbol and node.target is not _VARIANCE:
@@ -69,6 +68,13 @@ def _put_right(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> N
         if math.prod(hint(value.shape[dim]) for dim in left) <= _MANY:
             return
     _leave_to_torch(node)
+
+
+def are_few(value: torch.Tensor, dims: Sequence[int], along: bool) -> bool:
+    sizes = [value.shape[dim] for dim in dims]
+    if along:
+        return math.prod(map(hint, sizes)) <= totals.LONG_ROW
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= _MANY
 
 
 def _sum_up_what_is_counted(
@@ -81,7 +87,7 @@ def _sum_up_what_is_counted(
     if count < totals.FEW:
         return dims
     with graph.inserting_before(node):
-        sums = totals.total(graph, x, counted, True, _are_neighbours(value, counted))
+        sums = totals.total(graph, x, counted, True, are_neighbours(value, counted))
         if node.target in _MEANS:
             sums = call(graph, aten.div.Tensor, sums, float(count))
     node.replace_input_with(x, sums)
@@ -142,17 +148,19 @@ def _as_it_is_added(graph: fx.Graph, node: fx.Node) -> Any:
     return new
 
 
-def _dims(node: fx.Node, value: Any) -> list[int]:
+def summed_dims(node: fx.Node, value: Any) -> list[int]:
     """The dimensions that are summed up, if it is floats on a CPU; else none."""
     if not isinstance(value, FakeTensor) or not value.dim():
         return []
     known = value.device.type == "cpu" and value.dtype in _TAKEN
-    if not known or node.meta["val"].dtype != value.dtype or not all(map(is_known, value.shape)):
+    result = node.meta["val"]
+    result = result[0] if isinstance(result, (tuple, list)) else result
+    if not known or result.dtype != value.dtype or not all(map(is_known, value.shape)):
         return []
     return sorted(reduced(node))
 
 
-def _are_neighbours(value: torch.Tensor, dims: Sequence[int]) -> bool:
+def are_neighbours(value: torch.Tensor, dims: Sequence[int]) -> bool:
     """Do numbers that lie side by side belong to one sum?"""
     if _are_pixels(value.shape, dims):
         return False  # images may lie channels last by then
@@ -171,6 +179,6 @@ def _are_pixels(shape: Sequence[Any], dims: Sequence[int]) -> bool:
     return len(shape) > 3 and 1 not in dims and set(range(2, len(shape))) <= set(dims)
 
 
-def _are_long_lines(shape: Sequence[int], dims: Sequence[int]) -> bool:
+def are_long_lines(shape: Sequence[int], dims: Sequence[int]) -> bool:
     """They would be cut where Inductor no longer sees that channels lie side by side."""
     return _are_pixels(shape, dims) and any(shape[dim] > totals.FEW for dim in dims)

@@ -6,6 +6,7 @@
   gathered for each pass, number by number (a softmax over 196 keys whose heads lay innermost took
   3.3 times as long as eager's), and a sum of thousands is one chain. Where many neighbours belong
   to different rows, rows are computed side by side, which is as fast.
+- Functions that cost more than a store and are read more than once (`erf` in front of a norm).
 - What a kernel of ours reads with its last dimensions merged or split (features of an image).
   Inductor computes it in the kernel's shape, with a division for each number and no vectors.
 """
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,12 +22,21 @@ from torch import fx
 
 from lowering import outputs, totals
 from lowering.gathered import RESHAPES, copies_read_by, gathers, reduced
+from lowering.graphs import is_known
 
 aten = torch.ops.aten
 
 _SUMS = {aten.mean.dim, aten.sum.dim_IntList, aten.var.correction}
 # What reads a row before anything else of it can be computed.
 _FIRST_PASSES = {aten.amax.default, aten.var_mean.correction, *_SUMS}
+
+
+# Those that Inductor itself computes once are not among them: exp, log, tanh, sigmoid.
+_COSTLY = {
+    getattr(aten, name).default
+    for name in "acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv gelu lgamma sin"
+    " sinh tan".split()
+} | {aten.atan2.default, aten.pow.Tensor_Tensor, aten.pow.Scalar}
 
 
 def mark(graph: fx.Graph) -> None:
@@ -35,11 +46,43 @@ def mark(graph: fx.Graph) -> None:
             for copy, again in copies_read_by(reader):
                 if (again or _is_long_sum(reader)) and gathers(copy, reader):
                     _write(copy)
+    for costly in _costly_ones_read_again(graph):
+        _write(costly)
     for target in RESHAPES:
         for reshaped in graph.find_nodes(op="call_function", target=target):
             source = _computed(reshaped.args[0])
             if source and any(map(_is_kernel, reshaped.users)) and _merges_or_splits(reshaped):
                 _write(source)
+
+
+def _costly_ones_read_again(graph: fx.Graph) -> Iterator[fx.Node]:
+    """What Inductor would compute for each of its readers, and then once for each pass of these."""
+    costly: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not outputs.is_pointwise(node) and not outputs.is_view(node):
+            continue
+        if not _is_costly(node) and costly.isdisjoint(node.all_input_nodes):
+            continue
+        if len(node.users) > 1 and outputs.is_pointwise(node) and _is_in_rows(node):
+            yield node
+        else:
+            costly.add(node)
+
+
+def _is_costly(node: fx.Node) -> bool:
+    if node.target is aten.pow.Tensor_Scalar:
+        exponent: Any = node.args[1]
+        return exponent not in (0.5, -0.5) and exponent != int(exponent)
+    return node.target in _COSTLY
+
+
+def _is_in_rows(node: fx.Node) -> bool:
+    """Images are not: Inductor may lay them otherwise than traced."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return False
+    known = all(map(is_known, value.shape))
+    return known and 0 < value.dim() < 4 and outputs.lies_in_rows(value)
 
 
 def _write(node: fx.Node) -> None:

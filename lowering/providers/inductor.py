@@ -17,6 +17,7 @@ from lowering import (
     elementary,
     from_weights,
     masks,
+    moments,
     pooling,
     providers,
     reductions,
@@ -161,7 +162,8 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
             taken.extend(region_pass.lower_inference(module, request))
             convolution_inputs.lay_out(module.graph)
         convolution_gradients.put_right(module.graph)
-        reductions.put_right(module.graph)  # what no region took
+        moments.put_right(module.graph)  # what no region took
+        reductions.put_right(module.graph)
         elementary.put_right(module.graph)
         masks.put_right(module.graph)
         if request.only_plan is not None:

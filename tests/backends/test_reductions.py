@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from lowering import reductions
+from lowering import moments, reductions
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.numerics import assert_contract
 from tests.support.regions import hold, no_cached_graphs
@@ -66,6 +67,22 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
     "their norm": (lambda x: (x * 2).flatten(1).norm(dim=1), lambda: image(2, 96, 20, 21)),
     "variance of a row": (lambda x: (x + 3).var(-1), lambda: torch.rand(3, 22736)),
     "variance of all": (lambda x: (x + 3).var(), lambda: torch.rand(30, 1000)),
+    "both of columns": (
+        lambda x: torch.stack(torch.var_mean(x * 2, 0)),
+        lambda: torch.randn(4096, 24) + 2,
+    ),
+    "both, deviations": (
+        lambda x: torch.stack(torch.std_mean(x * 2, (0, 1), keepdim=True)),
+        lambda: torch.randn(40, 50, 24) + 2,
+    ),
+    "both of a row": (
+        lambda x: torch.stack(torch.var_mean(x * 2, -1, correction=0)),
+        lambda: torch.randn(3, 4096) + 100,
+    ),
+    "both of all": (
+        lambda x: torch.stack(torch.var_mean(x * 2)),
+        lambda: torch.rand(997, 127),
+    ),
     "numbers of another kind": (
         lambda x: (x * 1000).long().sum(0, dtype=x.dtype),
         lambda: torch.rand(10000, 7),
@@ -93,6 +110,7 @@ def test_the_graph_computes_the_same(name: str) -> None:
     function, make = CASES[name]
     x = make().double()
     graph = make_fx(function, tracing_mode="fake")(x)
+    moments.put_right(graph.graph)
     reductions.put_right(graph.graph)
     graph.recompile()
     torch.testing.assert_close(graph(x), function(x))
@@ -120,6 +138,45 @@ def graph_shape(node: torch.fx.Node) -> torch.Size:
     """Of what the node gives, computed anew."""
     values = torch.fx.node.map_arg(node.args, lambda one: torch.empty(one.meta["val"].shape))
     return node.target(*values).shape
+
+
+def normalised_columns(x: Tensor) -> Tensor:
+    return functional.gelu(functional.layer_norm(x.t(), (x.shape[0],)))
+
+
+def test_a_norm_of_numbers_that_lie_apart() -> None:
+    x, compiled = torch.randn(2000, 48) + 10, compile_at("O2", normalised_columns)
+    with torch.no_grad():
+        own, exact = normalised_columns(x), normalised_columns(x.double())
+        assert_contract(compiled(x), own, exact, "a norm of columns")
+    assert whole_graphs_by(compiled) == {"inductor"}
+
+
+@pytest.mark.parametrize("numbers", [100, 768, 4096])
+@pytest.mark.parametrize("mean", [0, 100])
+def test_rows_of_a_norm(numbers: int, mean: int) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return functional.layer_norm(x * 2, (numbers,))
+
+    x, compiled = torch.randn(8, numbers) + mean, compile_at("O2", norm)
+    with torch.no_grad():
+        assert_contract(compiled(x), norm(x), norm(x.double()), f"{numbers} around {mean}")
+    assert whole_graphs_by(compiled) == {"inductor"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("apart", [False, True])
+def test_norms_read_rows_once(apart: bool) -> None:
+    """Only those that gather their rows are taken apart."""
+
+    def norm(x: Tensor) -> Tensor:
+        return functional.layer_norm(x.t() if apart else x, (2000,))
+
+    x = torch.rand(2000, 48) if apart else torch.rand(48, 2000)
+    graph = make_fx(norm, select_decomp_table(), tracing_mode="fake")(x)
+    moments.put_right(graph.graph)
+    found = graph.graph.find_nodes(op="call_function", target=aten.var_mean.correction)
+    assert len(found) == (not apart)
 
 
 def test_counts_that_change() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -15,8 +16,9 @@ from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.modules import Of
 from tests.support.numerics import assert_contract
 from tests.support.regions import hold, no_cached_graphs, region_rows
-from tests.support.reports import whole_graphs_by
+from tests.support.reports import graph_reports, whole_graphs_by
 
+aten = torch.ops.aten
 MARK = "inductor_realize_to_strides"
 
 
@@ -170,3 +172,33 @@ def test_flattened_features(dynamic: bool) -> None:
     compiled = compile_at("O2", model, dynamic=dynamic)
     hold(compiled, model, torch.randn(17, 24))
     assert ("linear", "openmp", 1, 1) in region_rows(compiled)
+
+
+@pytest.mark.quick
+def test_costly_functions_are_computed_once() -> None:
+    """What one of them went into, as soon as several read it; not what Inductor itself keeps."""
+
+    def normed(x: Tensor) -> Tensor:
+        return functional.softmax(functional.gelu(x) * 2 + x.exp(), -1)
+
+    graph = make_fx(normed, select_decomp_table(), tracing_mode="fake")(torch.rand(8, 96)).graph
+    written_first.mark(graph)
+    marked = [node for node in graph.nodes if MARK in node.meta]
+    assert len(marked) == 1
+    assert {user.target for user in marked[0].users} == {aten.amax.default, aten.sub.Tensor}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_norm_of_a_costly_function(dynamic: bool) -> None:
+    def normed(x: Tensor) -> Tensor:
+        return functional.layer_norm(functional.gelu(x + 1).abs() ** 0.3, (96,))
+
+    compiled = compile_at("O2", normed)
+    for rows in (8, 24):
+        x = torch.randn(rows, 96)
+        if dynamic:
+            torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            assert_contract(compiled(x), normed(x), normed(x.double()), f"{rows} rows")
+    assert whole_graphs_by(compiled) == {"inductor"}
+    assert len(graph_reports(compiled)) == 2 - dynamic

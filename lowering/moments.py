@@ -1,0 +1,57 @@
+"""Variance and mean together (`torch.var_mean`, norms) become two sums where one loop is inexact.
+
+Inductor computes both in one loop, in Welford's way: exact enough for rows of a norm that lie side
+by side, which it reads once. Elsewhere that is one chain of thousands of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering import reductions
+from lowering.gathered import copies_read_by, gathers
+from lowering.graphs import call
+
+aten = torch.ops.aten
+
+
+def put_right(graph: fx.Graph) -> None:
+    """For a graph that Inductor is about to generate code for; before `reductions`."""
+    for node in graph.find_nodes(op="call_function", target=aten.var_mean.correction):
+        x: Any = node.args[0]
+        dims = reductions.summed_dims(node, x.meta.get("val"))
+        if dims and _may_be_off(node, x, dims):
+            _take_apart(graph, node, x, dims)
+
+
+def _may_be_off(node: fx.Node, x: fx.Node, dims: list[int]) -> bool:
+    value = x.meta["val"]
+    along = reductions.are_neighbours(value, dims)
+    if reductions.are_few(value, dims, along):
+        return False
+    if node.kwargs.get("correction") != 0:
+        return True  # no norm: somebody wants to know it
+    counted = all(isinstance(value.shape[dim], int) for dim in dims)
+    if counted and any(gathers(copy, node) for copy, _ in copies_read_by(node)):
+        return True
+    widened = x.target is torch.ops.prims.convert_element_type.default  # exact for what it was
+    in_order = along or widened or reductions.are_long_lines(value.shape, dims)
+    return counted and not in_order
+
+
+def _take_apart(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> None:
+    with graph.inserting_before(node):
+        variance = call(graph, aten.var.correction, x, dims, **node.kwargs)
+        mean = call(graph, aten.mean.dim, x, dims, node.kwargs.get("keepdim", False))
+    for user in list(node.users):
+        which: Any = user.args[1]
+        new = (variance, mean)[which]
+        new.meta = {**user.meta, "val": new.meta["val"]}
+        user.replace_all_uses_with(new)
+        graph.erase_node(user)
+    for unused in (node, variance, mean):
+        if not unused.users:
+            graph.erase_node(unused)
