@@ -29,14 +29,16 @@ aten = torch.ops.aten
 _SUMS = {aten.mean.dim, aten.sum.dim_IntList, aten.var.correction}
 # What reads a row before anything else of it can be computed.
 _FIRST_PASSES = {aten.amax.default, aten.var_mean.correction, *_SUMS}
-
-
-# Those that Inductor itself computes once are not among them: exp, log, tanh, sigmoid.
+# Inductor itself computes exp, tanh and sigmoid once, and some versions logarithms.
 _COSTLY = {
-    getattr(aten, name).default
-    for name in "acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv gelu lgamma sin"
-    " sinh tan".split()
-} | {aten.atan2.default, aten.pow.Tensor_Tensor, aten.pow.Scalar}
+    *(
+        getattr(aten, name).default
+        for name in "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc erfinv exp2"
+        " expm1 gelu lgamma log log10 log1p log2 sin sinh tan".split()
+    ),
+    aten.pow.Tensor_Tensor,
+    aten.pow.Scalar,
+}
 
 
 def mark(graph: fx.Graph) -> None:
@@ -71,9 +73,15 @@ def _costly_ones_read_again(graph: fx.Graph) -> Iterator[fx.Node]:
 
 def _is_costly(node: fx.Node) -> bool:
     if node.target is aten.pow.Tensor_Scalar:
-        exponent: Any = node.args[1]
-        return exponent not in (0.5, -0.5) and exponent != int(exponent)
+        return not _is_cheap_exponent(node.args[1])
     return node.target in _COSTLY
+
+
+def _is_cheap_exponent(exponent: Any) -> bool:
+    """Does Inductor take a root, or multiply? It may be a symbol, too, or not finite."""
+    if not isinstance(exponent, (int, float)):
+        return False
+    return exponent == 0.5 or (exponent % 1 == 0 and abs(exponent) < 32)
 
 
 def _is_in_rows(node: fx.Node) -> bool:

@@ -1,7 +1,9 @@
-"""What generated code writes to memory first: copies into rows, and features that are flattened."""
+"""What generated code writes to memory first: copies into rows, costly functions, and features that
+are flattened."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -186,6 +188,39 @@ def test_costly_functions_are_computed_once() -> None:
     marked = [node for node in graph.nodes if MARK in node.meta]
     assert len(marked) == 1
     assert {user.target for user in marked[0].users} == {aten.amax.default, aten.sub.Tensor}
+
+
+EXPONENTS = {"a fraction": 0.3, "infinite": math.inf, "no number": math.nan, "complex": 1 + 2j}
+
+
+@pytest.mark.parametrize("name", EXPONENTS)
+def test_powers(name: str) -> None:
+    def normed(x: Tensor) -> Tensor:
+        return functional.softmax((x ** EXPONENTS[name]).abs(), -1)
+
+    compiled, x = compile_at("O2", normed), torch.rand(8, 96)
+    torch.testing.assert_close(compiled(x), normed(x), equal_nan=True)
+    assert whole_graphs_by(compiled) == {"inductor"}
+
+
+def test_a_power_that_is_a_symbol() -> None:
+    def normed(x: Tensor) -> Tensor:
+        return functional.softmax(x ** x.shape[0], -1)
+
+    compiled, x = compile_at("O2", normed, dynamic=True), torch.rand(8, 96)
+    torch.testing.assert_close(compiled(x), normed(x))
+    assert whole_graphs_by(compiled) == {"inductor"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("exponent", [2, 3.0, 0.5, -1])
+def test_what_is_a_product_or_a_root_is_not_costly(exponent: float) -> None:
+    def normed(x: Tensor) -> Tensor:
+        return functional.softmax(x**exponent, -1)
+
+    graph = make_fx(normed, select_decomp_table(), tracing_mode="fake")(torch.rand(8, 96)).graph
+    written_first.mark(graph)
+    assert not [node for node in graph.nodes if MARK in node.meta]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
