@@ -1,7 +1,7 @@
 """Variance and mean together (`torch.var_mean`, norms) become two sums where one loop is inexact.
 
-Inductor computes both in one loop, in Welford's way: exact enough for rows of a norm that lie side
-by side, which it reads once. Elsewhere that is one chain of thousands of numbers.
+Inductor computes both in one loop, in Welford's way. Where neighbours in memory belong to one row
+that is exact enough for a norm, and reads the row once. Elsewhere it is a chain of thousands.
 """
 
 from __future__ import annotations
@@ -32,14 +32,22 @@ def _may_be_off(node: fx.Node, x: fx.Node, dims: list[int]) -> bool:
     along = reductions.are_neighbours(value, dims)
     if reductions.are_few(value, dims, along):
         return False
-    if node.kwargs.get("correction") != 0:
-        return True  # no norm: somebody wants to know it
+    if not _is_of_a_norm(node):
+        return True
     counted = all(isinstance(value.shape[dim], int) for dim in dims)
-    if counted and any(gathers(copy, node) for copy, _ in copies_read_by(node)):
+    if not counted or reductions.are_long_lines(value.shape, dims):
+        return False  # two sums would be left to torch, which takes longer than the loop
+    if any(gathers(copy, node) for copy, _ in copies_read_by(node)):
         return True
     widened = x.target is torch.ops.prims.convert_element_type.default  # exact for what it was
-    in_order = along or widened or reductions.are_long_lines(value.shape, dims)
-    return counted and not in_order
+    return not along and not widened
+
+
+def _is_of_a_norm(node: fx.Node) -> bool:
+    """Is the mean taken off something, with the variance only a scale?"""
+    means = [item for item in node.users if item.args[1] == 1]
+    goes_on = any(user.op != "output" for item in means for user in item.users)
+    return bool(goes_on and node.kwargs.get("correction") == 0)
 
 
 def _take_apart(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> None:

@@ -175,8 +175,10 @@ def _gathers_a_short_row(node: fx.Node, sizes: Sequence[Any]) -> bool:
 
 
 def _are_pixels(shape: Sequence[Any], dims: Sequence[int]) -> bool:
-    """All but channels, and batches perhaps."""
-    return len(shape) > 3 and 1 not in dims and set(range(2, len(shape))) <= set(dims)
+    """All but channels, of which there are several, and batches perhaps."""
+    if len(shape) < 4 or hint(shape[1]) == 1:
+        return False
+    return 1 not in dims and set(range(2, len(shape))) <= set(dims)
 
 
 def are_long_lines(shape: Sequence[int], dims: Sequence[int]) -> bool:
