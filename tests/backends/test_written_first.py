@@ -193,14 +193,17 @@ def test_costly_functions_are_computed_once() -> None:
 EXPONENTS = {"a fraction": 0.3, "infinite": math.inf, "no number": math.nan, "complex": 1 + 2j}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", EXPONENTS)
 def test_powers(name: str) -> None:
+    """Not compiled: up to torch 2.9 Inductor itself refuses what is not finite."""
+
     def normed(x: Tensor) -> Tensor:
         return functional.softmax((x ** EXPONENTS[name]).abs(), -1)
 
-    compiled, x = compile_at("O2", normed), torch.rand(8, 96)
-    torch.testing.assert_close(compiled(x), normed(x), equal_nan=True)
-    assert whole_graphs_by(compiled) == {"inductor"}
+    graph = make_fx(normed, select_decomp_table(), tracing_mode="fake")(torch.rand(8, 96)).graph
+    written_first.mark(graph)
+    assert [node.target for node in graph.nodes if MARK in node.meta] == [aten.abs.default]
 
 
 def test_a_power_that_is_a_symbol() -> None:
