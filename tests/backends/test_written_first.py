@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from lowering import written_first
+from lowering.providers import openmp
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.modules import Of
 from tests.support.numerics import assert_contract
@@ -153,6 +154,7 @@ READERS: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_what_kernels_read(name: str) -> None:
     function, expected = READERS[name]
+    assert openmp.probe().available  # which also defines its operators
     assert written(function, torch.randn(3, 4, 8)) == expected
 
 
