@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from lowering import outputs
 from lowering.graphs import hint, same_sizes
+from lowering.regions import group_norm as region
 
 aten = torch.ops.aten
 
@@ -30,24 +31,27 @@ _library.define(
     "group_norm(Tensor image, Tensor? weight, Tensor? bias, SymInt groups, float eps) -> Tensor"
 )
 _OURS = torch.ops.kernel_dispatch.group_norm.default
-_INSTANCE_NORM = aten._native_batch_norm_legit.no_stats
-_VIEWS = (aten.view.default, aten.reshape.default)
 
 
 def put_right(graph: fx.Graph, wanted: dict[fx.Node, Sequence[Any]]) -> bool:
     """`wanted`: the strides that tensors had in the user's own code. Says if there were any."""
     replaced = False
-    for node in graph.find_nodes(op="call_function", target=aten.native_group_norm.default):
+    for node in region.of_groups(graph):
         image, weight, bias, *_, groups, eps = node.args
         if _wants_result_only(node) and _is_moved(node, image, wanted):
             new = _replace(graph, node, _OURS, (image, weight, bias, groups, eps))
             wanted[new] = _in_rows(image)
             replaced = True
-    for node in graph.find_nodes(op="call_function", target=_INSTANCE_NORM):
-        flat, *_, of_the_image, _, eps = node.args
-        image = flat.args[0] if flat.target in _VIEWS else flat
-        if of_the_image and _wants_result_only(node) and _is_moved(node, image, wanted):
-            replaced |= _replace_instance_norm(graph, node, image, wanted)
+    for node in region.of_instances(graph):
+        args = region.arguments_of_instances(node)
+        if (
+            args
+            and args[0] is not node.args[0]
+            and _wants_result_only(node)
+            and _is_moved(node, args[0], wanted)
+        ):
+            _replace_instance_norm(graph, node, args, wanted)
+            replaced = True
     return replaced
 
 
@@ -57,42 +61,22 @@ def _in_rows(image: fx.Node) -> Sequence[Any]:
 
 
 def _replace_instance_norm(
-    graph: fx.Graph, node: fx.Node, image: fx.Node, wanted: dict[fx.Node, Sequence[Any]]
-) -> bool:
-    """Torch views a batch as one image with all its channels, and repeats the weights for it."""
-    flat, weight, bias, _, _, eps = node.args
+    graph: fx.Graph, node: fx.Node, args: tuple[Any, ...], wanted: dict[fx.Node, Sequence[Any]]
+) -> None:
+    image, flat = args[0], node.args[0]
     assert isinstance(flat, fx.Node)
-    shape, merged = image.meta["val"].shape, flat.meta["val"].shape
-    images, channels, *space = shape
-    parts = [_once(part, channels) for part in (weight, bias)]
-    fits = same_sizes(merged, (1, images * channels, *space)) and isinstance(channels, int)
-    if not fits or _UNKNOWN in parts or flat is image:
-        return False
-    new = _replace(graph, node, _OURS, (image, *parts, channels, eps), flat.args[1])
+    new = _replace(graph, node, _OURS, args, flat.args[1])
     wanted[new] = _in_rows(image)
-    for view in [user for user in new.users if user.target in _VIEWS]:
-        for back in [user for user in view.users if user.target in _VIEWS]:
-            if same_sizes(back.meta["val"].shape, shape):
+    for view in [user for user in new.users if user.target in region.VIEWS]:
+        for back in [user for user in view.users if user.target in region.VIEWS]:
+            if same_sizes(back.meta["val"].shape, image.meta["val"].shape):
                 back.replace_all_uses_with(new)
-    return True
-
-
-_UNKNOWN = object()
-
-
-def _once(part: Any, channels: Any) -> Any:
-    """A weight of each channel, before it was repeated for every image."""
-    if part is None:
-        return None
-    if part.target is aten.repeat.default:
-        part = part.args[0]
-    return part if same_sizes(part.meta["val"].shape, (channels,)) else _UNKNOWN
 
 
 def use_caller(graph: fx.Graph) -> None:
     """Torch's public function lays out what it reads; the operator that was traced raises where
     memory lies otherwise than the trace believed, as one image channels last may (torch 2.13)."""
-    for node in graph.find_nodes(op="call_function", target=aten.native_group_norm.default):
+    for node in region.of_groups(graph):
         image, weight, bias, *_, groups, eps = node.args
         if _wants_result_only(node):
             args = (image, groups, weight, bias, eps)

@@ -32,6 +32,7 @@ from lowering.regions import (
     transposed_convolution,
     weights,
 )
+from lowering.regions import group_norm as groups
 
 # Convolutions first: an addend that both could absorb is larger there. Products last: they are
 # what is left when no weight that stays was found.
@@ -47,6 +48,7 @@ _REGIONS = {
     "batch_norm": batch_norm,
     "random": random_numbers,
     "softmax": softmax,
+    "group_norm": groups,
 }
 _OUR_LINEARS = ("linear", "openmp")
 # Their results may lie in memory in another way than torch's.

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from lowering import fast_paths
+from lowering.regions import group_norm
 
 aten = torch.ops.aten
 
@@ -26,14 +27,29 @@ _KEPT = (
     aten.leaky_relu.default,
     aten.elu.default,
 )
+# Kept where the images are large and in floats that a region takes.
+_NORMS = (aten.native_group_norm.default, aten._native_batch_norm_legit.no_stats)
 
 
-def table() -> dict[Any, Callable[..., Any]]:
-    """Inductor's decompositions without those of the kept operators; torch's fast paths opened."""
+def table(norms: bool) -> dict[Any, Callable[..., Any]]:
+    """Inductor's decompositions without those of the kept operators; torch's fast paths opened.
+
+    `norms`: does anyone take group norms?
+    """
     from torch._inductor.decomposition import select_decomp_table
 
-    kept = {op: rule for op, rule in select_decomp_table().items() if op not in _KEPT}
-    return {**kept, **fast_paths.rules()}
+    rules = select_decomp_table()
+    apart = {op: rule for op, rule in rules.items() if op not in _KEPT}
+    if norms:
+        apart.update({op: _unless_taken(op, rules[op]) for op in _NORMS if op in rules})
+    return {**apart, **fast_paths.rules()}
+
+
+def _unless_taken(norm: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposition(image: torch.Tensor, *rest: Any) -> Any:
+        return NotImplemented if group_norm.may_be_taken(norm, image) else rule(image, *rest)
+
+    return decomposition
 
 
 def keeps(module: fx.GraphModule) -> bool:
@@ -82,6 +98,11 @@ def _is_complex(node: fx.Node) -> bool:
 
 def holds_kept(graph: fx.Graph) -> bool:
     return any(node.target in _KEPT for node in graph.nodes)
+
+
+def holds_norms(graph: fx.Graph) -> bool:
+    """Taken apart they are sums, which some passes look for."""
+    return any(node.target in _NORMS for node in graph.nodes)
 
 
 def take_apart(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

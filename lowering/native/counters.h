@@ -15,6 +15,7 @@ enum Region : int {
   kRandom,
   kBatchNorm,
   kSoftmax,
+  kGroupNorm,
   kRegions
 };
 

@@ -38,6 +38,7 @@ COUNTED = (
     ("random", "openmp"),
     ("batch_norm", "openmp"),
     ("softmax", "openmp"),
+    ("group_norm", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "elements.h"
 #include "parallel.h"
-#include "partial.h"
 #include "vec_math.h"
 
 namespace kd {
@@ -63,8 +63,9 @@ static inline void add_rows(float* sums, int64_t rows, int64_t channels, const V
   }
 }
 
-static inline vec load_lanes(const float* p, int lanes) {
-  return lanes == kLanes ? load(p) : load_first(p, lanes);
+template <class Element>
+static inline vec load_lanes(const Element* p, int lanes) {
+  return lanes == kLanes ? load_floats(p) : load_floats_first(p, lanes);
 }
 
 static inline void moments_of_rows(Moments* into, const float* x, int64_t row, Range rows,
@@ -150,16 +151,18 @@ static inline void for_each_piece(const Lines& all, const Body& body) {
   }
 }
 
-static inline vec distances(const float* p, int lanes, vec mean) {
-  if (lanes == kLanes) return load(p) - mean;
-  vec d = load_first(p, lanes) - mean;
+template <class Element>
+static inline vec distances(const Element* p, int lanes, vec mean) {
+  vec d = load_lanes(p, lanes) - mean;
+  if (lanes == kLanes) return d;
   for (int i = lanes; i < kLanes; i++) d[i] = 0;
   return d;
 }
 
-static inline void moments_of_lines(Moments* into, const float* x, const Lines& all) {
+template <class Element>
+static inline void moments_of_lines(Moments* into, const Element* x, const Lines& all) {
   for_each_piece(all, [&](int64_t at, const Lines& lines) {
-    const float* const piece = x + at;
+    const Element* const piece = x + at;
     const float count = static_cast<float>(lines.numbers());
     const vec mean = splat(
         add_lines(lines, [&](int64_t i, int lanes) { return load_lanes(piece + i, lanes); }) /

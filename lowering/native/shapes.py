@@ -167,6 +167,10 @@ def _softmax(x: torch.Tensor, logarithm: bool) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
+def _group_norm(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 @functools.cache
 def register() -> None:
     """Once the operators exist."""
@@ -183,6 +187,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_moments", _moments)
     register_fake("kernel_dispatch::openmp_norm_sums", _norm_sums)
     register_fake("kernel_dispatch::openmp_softmax", _softmax)
+    register_fake("kernel_dispatch::openmp_group_norm", _group_norm)
     if library.multiplies_bfloat16():
         register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
         register_fake("kernel_dispatch::openmp_linears_bf16", _linears)

@@ -94,7 +94,7 @@ def compile(request: Request) -> Compiled:
     if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
         with inductor_config.patch(config):  # which operators are taken apart depends on it
             if not inductor_config.freezing:  # its constants would lose their names
-                more["decompositions"] = vocabulary.table()
+                more["decompositions"] = vocabulary.table(_takes_norms(request))
     skips = _cuda_graph_skips()
     run: Any = compile_fx(
         request.graph,
@@ -148,6 +148,10 @@ def _wants_whole_operators(request: Request) -> bool:
     return bool(emitting) and not request.training
 
 
+def _takes_norms(request: Request) -> bool:
+    return any(row.region == "group_norm" for row in request.region_rows)
+
+
 def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
     """Inductor's compile function behind our regions, for forward and backward graphs alike."""
     from torch._inductor import config as inductor_config
@@ -161,6 +165,8 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         else:
             taken.extend(region_pass.lower_inference(module, request))
             convolution_inputs.lay_out(module.graph)
+        if vocabulary.holds_norms(module.graph):
+            module = vocabulary.take_apart(module, example_inputs)
         convolution_gradients.put_right(module.graph)
         moments.put_right(module.graph)  # what no region took
         reductions.put_right(module.graph)

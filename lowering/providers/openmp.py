@@ -1,4 +1,4 @@
-"""C++ kernels of ours, on OpenMP threads: layers, products, sums of BatchNorm, random numbers.
+"""C++ kernels of ours, on OpenMP threads: layers, products, norms of images, random numbers.
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
 absorb more of what stands around them and cost a microsecond to call. Linear layers in bfloat16 are
@@ -20,6 +20,7 @@ from lowering.native import library
 from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Abilities, Epilogue
+from lowering.regions.group_norm import GroupNorm
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
 from lowering.regions.random_numbers import RandomNumbers
@@ -177,6 +178,12 @@ def _emit_softmax(graph: fx.Graph, match: Softmax, epilogue: Epilogue) -> fx.Nod
     return graph.call_function(torch.ops.kernel_dispatch.openmp_softmax.default, operands)
 
 
+def _emit_group_norm(graph: fx.Graph, match: GroupNorm, epilogue: Epilogue) -> fx.Node:
+    operands = (match.image, match.scale, match.shift, match.groups, match.eps)
+    target = torch.ops.kernel_dispatch.openmp_group_norm.default
+    return graph.call_function(target, (*operands, *_activation(epilogue)))
+
+
 def _packed_linear_element(match: Linear) -> int:
     return 2 if _in_bfloat16(match) else 4
 
@@ -230,7 +237,7 @@ def _activation(epilogue: Epilogue) -> tuple[int, float, float]:
 
 PROVIDER = Provider(
     name="openmp",
-    summary="C++ kernels of ours, built at first use: layers, sums of BatchNorm, random numbers",
+    summary="C++ kernels of ours, built at first use: layers, norms of images, random numbers",
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
@@ -254,6 +261,7 @@ PROVIDER = Provider(
         "batch_norm": RegionMaker(_emit_batch_norm),
         "random": RegionMaker(_emit_random),
         "softmax": RegionMaker(_emit_softmax),
+        "group_norm": RegionMaker(_emit_group_norm, Abilities(ABILITIES.activations)),
     },
     early_regions={
         "recurrent": RegionMaker(

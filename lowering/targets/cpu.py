@@ -225,6 +225,20 @@ TARGET = Target(
         CapabilityRow(
             "cpu",
             "openmp",
+            "group_norm",
+            Level.O2,
+            priority=70,
+            dtypes=frozenset({"float32", "float16", "bfloat16"}),
+            training=False,
+            min_bytes=1 << 18,
+            min_ops=2,
+            why="two passes with the activation in the second, however images lie: channels last "
+            "Inductor's loop gathers the channels of a group and takes up to four times as long "
+            "(measured: one thread of Zen 5, torch 2.13)",
+        ),
+        CapabilityRow(
+            "cpu",
+            "openmp",
             "random",
             Level.O2,
             priority=70,
