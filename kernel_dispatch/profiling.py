@@ -35,6 +35,8 @@ _REGIONS = {
     "reduced_linear": ("triton", "linear"),
     "openmp_convolutions": ("openmp", "convolution"),
     "openmp_linears": ("openmp", "linear"),
+    "openmp_gated_linear": ("openmp", "linear"),
+    "openmp_gated_linear_bf16": ("openmp", "linear"),
     "openmp_linear_bf16": ("openmp", "linear"),
     "openmp_linears_bf16": ("openmp", "linear"),
     "openmp_moments": ("openmp", "batch_norm"),

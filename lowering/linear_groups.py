@@ -20,9 +20,10 @@ _TIMES = 4
 _ACT, _A, _B, _IN_OUT = range(6, 10)
 _IN_OUT_BIT = 16  # of `openmp_linears`, above the bits of the tensors behind the weight
 
+# Who computes several, and who a layer and its gate.
 _TOGETHER = {
-    "kernel_dispatch::openmp_linear": "openmp_linears",
-    "kernel_dispatch::openmp_linear_bf16": "openmp_linears_bf16",
+    "kernel_dispatch::openmp_linear": ("openmp_linears", "openmp_gated_linear"),
+    "kernel_dispatch::openmp_linear_bf16": ("openmp_linears_bf16", "openmp_gated_linear_bf16"),
 }
 # What stands between query, key and value where attention is spelled out.
 _BETWEEN = ("_product", "_attention", "_softmax")
@@ -35,10 +36,11 @@ def join(graph: fx.Graph) -> int:
         gates = _gates(group)
         results = [node for node in group if node not in gates.values()]
         with graph.inserting_before(group[0]):
-            call = graph.call_function(_operator(group[0]), _arguments(group, gates))
+            single = len(results) == 1
+            call = graph.call_function(_operator(group[0], single), _arguments(group, gates))
             call.meta = {key: value for key, value in group[0].meta.items() if key != "val"}
             for index, node in enumerate(results):
-                new = graph.call_function(operator.getitem, (call, index))
+                new = call if single else graph.call_function(operator.getitem, (call, index))
                 new.meta = dict(node.meta)
                 node.replace_all_uses_with(new)
         for node in reversed(group):
@@ -47,8 +49,8 @@ def join(graph: fx.Graph) -> int:
     return joined
 
 
-def _operator(node: fx.Node) -> Any:
-    return getattr(torch.ops.kernel_dispatch, _TOGETHER[_name(node)]).default
+def _operator(node: fx.Node, single: bool) -> Any:
+    return getattr(torch.ops.kernel_dispatch, _TOGETHER[_name(node)][single]).default
 
 
 def _name(node: fx.Node) -> str:

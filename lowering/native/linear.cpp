@@ -166,28 +166,41 @@ std::vector<Tensor> linears(const Tensor& x, at::TensorList tensors, at::IntArra
   return computed<Kind>(x, layers);
 }
 
+// A layer and its gate. Not a list of one result: Inductor's C++ wrapper (torch 2.13) takes that for
+// the tensor itself, and the process dies.
+template <class Kind>
+Tensor gated_linear(const Tensor& x, at::TensorList tensors, at::IntArrayRef integers,
+                    at::ArrayRef<double> numbers) {
+  const std::vector<Tensor> results = linears<Kind>(x, tensors, integers, numbers);
+  TORCH_CHECK(results.size() == 1, "a gated layer has one result, these have ", results.size());
+  return results.front();
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
   const std::string one =
       "(Tensor x, Tensor weight, Tensor? bias, Tensor? before, Tensor? times, Tensor? after, "
       "int act, float a, float b, bool in_out=False) -> Tensor";
-  const std::string several =
-      "(Tensor x, Tensor[] tensors, int[] integers, float[] numbers) -> Tensor[]";
+  const std::string several = "(Tensor x, Tensor[] tensors, int[] integers, float[] numbers) -> ";
   library.def(("openmp_linear" + one).c_str());
-  library.def(("openmp_linears" + several).c_str());
+  library.def(("openmp_linears" + several + "Tensor[]").c_str());
+  library.def(("openmp_gated_linear" + several + "Tensor").c_str());
 #if defined(__AVX512BF16__)
   library.def(("openmp_linear_bf16" + one).c_str());
-  library.def(("openmp_linears_bf16" + several).c_str());
+  library.def(("openmp_linears_bf16" + several + "Tensor[]").c_str());
+  library.def(("openmp_gated_linear_bf16" + several + "Tensor").c_str());
 #endif
 }
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
   library.impl("openmp_linear", linear<LinearInFloats>);
   library.impl("openmp_linears", linears<LinearInFloats>);
+  library.impl("openmp_gated_linear", gated_linear<LinearInFloats>);
 #if defined(__AVX512BF16__)
   library.impl("openmp_linear_bf16", linear<LinearInBFloat16>);
   library.impl("openmp_linears_bf16", linears<LinearInBFloat16>);
+  library.impl("openmp_gated_linear_bf16", gated_linear<LinearInBFloat16>);
 #endif
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -38,6 +39,11 @@ def _linears(
         for index, (weight, in_out, _) in enumerate(layers)
         if index not in gates
     ]
+
+
+def _gated_linear(*given: Any) -> torch.Tensor:
+    (result,) = _linears(*given)
+    return result
 
 
 def _convolution(
@@ -177,6 +183,7 @@ def register() -> None:
     register_fake = torch.library.register_fake
     register_fake("kernel_dispatch::openmp_linear", _linear)
     register_fake("kernel_dispatch::openmp_linears", _linears)
+    register_fake("kernel_dispatch::openmp_gated_linear", _gated_linear)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::openmp_transposed_convolution", _transposed_convolution)
@@ -191,3 +198,4 @@ def register() -> None:
     if library.multiplies_bfloat16():
         register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
         register_fake("kernel_dispatch::openmp_linears_bf16", _linears)
+        register_fake("kernel_dispatch::openmp_gated_linear_bf16", _gated_linear)

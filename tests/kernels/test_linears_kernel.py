@@ -125,3 +125,12 @@ def test_what_does_not_fit_together(
 ) -> None:
     with pytest.raises(RuntimeError, match=says):
         kernels().openmp_linears(torch.ones(2, 4), [torch.ones(3, 4)] * tensors, integers, numbers)
+
+
+def test_a_gated_layer_has_one_result() -> None:
+    x, weight = torch.randn(6, 24), torch.randn(9, 24)
+    gated = [SILU, 0, -1, NONE, 0, 0]
+    got = kernels().openmp_gated_linear(x, [weight, weight], gated, [])
+    assert torch.equal(got, kernels().openmp_linears(x, [weight, weight], gated, [])[0])
+    with pytest.raises(RuntimeError, match="has one result, these have 2"):
+        kernels().openmp_gated_linear(x, [weight, weight], ONE * 2, [])

@@ -31,6 +31,13 @@ def test_linears() -> None:
     tensors = [gate, up, other, torch.randn(7)]
     integers = [4, 0, -1, 0, 0, 0, 0, 17, -1]
     opcheck("openmp_linears", torch.randn(2, 3, 13), tensors, integers, [])
+    opcheck("openmp_gated_linear", torch.randn(2, 3, 13), [gate, up], [4, 0, -1, 0, 0, 0], [])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (1, 0, 3, 2)], ids=str)
+def test_group_norm(order: tuple[int, ...]) -> None:
+    image = torch.randn(2, 4, 5, 6).permute(order)
+    opcheck("openmp_group_norm", image, None, None, 1, 1e-5, 4, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
