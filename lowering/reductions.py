@@ -4,7 +4,7 @@ Inductor adds up to 4096 numbers one after another: the error grows with their s
 times eager's, which adds in a tree. Where neighbours in memory belong to different sums (a mean
 over tokens or pixels, the gradient of a bias), that is numbers, and parts are short. Where they
 belong to one sum (a loss, the norm of a gradient) it is vectors, and only long rows are divided.
-Where the count is a symbol, torch's own kernel computes the sum.
+Where the count is a symbol, torch's own kernel computes the sum. Equal numbers are not added up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowering import totals
+from lowering.equal_numbers import are_equal
 from lowering.gathered import copies_read_by, gathers, reduced
 from lowering.graphs import call, hint, is_known
 
@@ -56,6 +57,9 @@ def _put_right(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> N
     value = x.meta["val"]
     sizes = [value.shape[dim] for dim in dims]
     counted = all(isinstance(size, int) for size in sizes)
+    if node.target is not _VARIANCE and counted and are_equal(x, set(dims)):
+        _multiply(graph, node, x, dims)
+        return
     along = are_neighbours(value, dims) and not _gathers_a_short_row(node, sizes)
     if are_few(value, dims, along):
         return
@@ -124,12 +128,32 @@ def _divide(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int], along: 
     graph.erase_node(node)
 
 
+def _multiply(graph: fx.Graph, node: fx.Node, x: fx.Node, dims: list[int]) -> None:
+    """All are equal: one of them, times their count."""
+    count = math.prod(x.meta["val"].shape[dim] for dim in dims)
+    keeps = bool(node.kwargs.get("keepdim", len(node.args) > 2 and node.args[2]))
+    with graph.inserting_before(node):
+        new = _first(graph, x, dims)
+        if node.target not in _MEANS:
+            new = call(graph, aten.mul.Tensor, new, float(count))
+        # A slice lies as all of them would; what is added up lies in rows.
+        new = call(graph, aten.clone.default, new, memory_format=torch.contiguous_format)
+        if not keeps:
+            new = call(graph, aten.squeeze.dims, new, list(dims))
+    new.meta = {**node.meta, "val": new.meta["val"]}
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+
+
+def _first(graph: fx.Graph, x: fx.Node, dims: Sequence[int]) -> fx.Node:
+    for dim in dims:
+        x = call(graph, aten.slice.Tensor, x, dim, 0, 1)
+    return x
+
+
 def _off_the_first(graph: fx.Graph, x: fx.Node, dims: Sequence[int]) -> fx.Node:
     """Equal numbers vary by nothing at all then, and large ones have a mean."""
-    first = x
-    for dim in dims:
-        first = call(graph, aten.slice.Tensor, first, dim, 0, 1)
-    return call(graph, aten.sub.Tensor, x, first)
+    return call(graph, aten.sub.Tensor, x, _first(graph, x, dims))
 
 
 def _as_it_is_added(graph: fx.Graph, node: fx.Node) -> Any:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from lowering import machine, toolchain
+from lowering import instruction_sets, machine, toolchain
 from lowering.contract import Probe
 
 _FOLDER = Path(__file__).parent
@@ -119,6 +119,7 @@ def built() -> Path:
 
     folder = _Place.folder or _in_torchs_cache()
     folder.mkdir(parents=True, exist_ok=True)
+    instruction_sets.ask(folder)
     target = folder / f"kernels_{fingerprint()}.so"
     if target.is_file():
         return target

@@ -16,6 +16,7 @@ from lowering import (
     convolution_inputs,
     elementary,
     from_weights,
+    local_buffers,
     masks,
     moments,
     pooling,
@@ -83,13 +84,11 @@ def compile(request: Request) -> Compiled:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
     regions = [*ahead.regions, *ordered]
     more: dict[str, Any] = {}
-    generate: Any = autotuning.or_without(compile_fx_inner, request.noted)
+    generate: Any = autotuning.or_without(_without_wrong_loops(compile_fx_inner), request.noted)
     inner_compile = generate
-    takes_regions, autocast = bool(request.region_rows or request.only_plan), _autocast(request)
-    if takes_regions or autocast:
-        users = config.get("post_grad_custom_pre_pass")
-        config["post_grad_custom_pre_pass"] = _in_cache_keys(request, autocast, users)
-    if takes_regions:
+    users = config.get("post_grad_custom_pre_pass")
+    config["post_grad_custom_pre_pass"] = _in_cache_keys(request, _autocast(request), users)
+    if request.region_rows or request.only_plan:
         inner_compile = _with_regions(request, regions, generate)
     if _wants_whole_operators(request) and vocabulary.keeps(request.graph):
         with inductor_config.patch(config):  # which operators are taken apart depends on it
@@ -182,6 +181,14 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         written_first.mark(module.graph)
         with inductor_config.patch({**_layouts_of(module.graph, request), **_CALLS_OUR_OPERATORS}):
             return generate(module, example_inputs, **kwargs)
+
+    return inner_compile
+
+
+def _without_wrong_loops(compile_graph: Any) -> Any:
+    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        with local_buffers.of_one_row():
+            return compile_graph(*args, **kwargs)
 
     return inner_compile
 
