@@ -118,6 +118,8 @@ def _pipeline(
     with _timed("plan", seconds):
         chosen = plan(facts, settings, devices.this_machine())
     record = _open(gm, settings, facts, chosen, seconds, unknown_kwargs)
+    if library.failure() and not settings.disable & {"openmp", "mha"}:
+        reporting.missing_kernels(record, library.failure())
     eager = with_threads(lean_clone(gm).forward, settings.threads)
     try:
         with _timed("compile", seconds), caches.observed(record.cache):

@@ -376,7 +376,8 @@ def _message(record: GraphReport, fallback: Fallback) -> str:
 
 
 def _first_lines(text: str, limit: int = 300) -> str:
-    text = " ".join(text.split())
+    """Of what a compiler said, without the command line of a thousand letters before it."""
+    text = " ".join((text.partition("\nOutput:\n")[2] or text).split())
     return (text if len(text) <= limit else text[: limit - 3] + "...").rstrip(".")
 
 
@@ -384,6 +385,21 @@ def warn_once(record: GraphReport, reason: Reason) -> None:
     """A warning that is not a fallback (yet), such as the recompile limit coming near."""
     record.notes.append(str(reason))
     warnings.warn(f"kernel_dispatch: {reason.text}", UnifiedWarning, stacklevel=3)
+
+
+def missing_kernels(record: GraphReport, why: str) -> None:
+    """A fact of the machine: in every report, and warned of once."""
+    with _lock:
+        seen = "kernels" in _warned_absent
+        _warned_absent.add("kernels")
+    record.notes.append(why)
+    if not seen:
+        warnings.warn(
+            f"kernel_dispatch: {_first_lines(why)}. Graphs are computed without them; "
+            f"`python -m kernel_dispatch doctor` has the details.",
+            UnifiedWarning,
+            stacklevel=3,
+        )
 
 
 def totals(graphs: Iterable[GraphReport]) -> dict[str, int]:

@@ -51,7 +51,7 @@ def _probe(cxx: str | None, search: str) -> Probe:
         compiler = get_cpp_compiler()
     except (RuntimeError, OSError) as error:
         # InvalidCxxCompiler is a RuntimeError; a CXX that is no executable is an OSError.
-        wish = f" (CXX={cxx})" if cxx else ""
+        wish = f" (CXX={cxx or repr(cxx)})" if cxx is not None else ""
         return Probe.no(f"no working C++ compiler{wish}: {error}", compiler_fix(cxx))
     include = _python_include()
     if not (include / "Python.h").is_file():

@@ -48,6 +48,7 @@ _lock = threading.Lock()
 
 class _Place:
     folder: Path | None = None
+    failed: str = ""
 
 
 def keep_in(folder: Path) -> None:
@@ -66,9 +67,20 @@ def probe() -> Probe:
     try:
         path = _load_or_build_anew()
     except Exception as error:  # noqa: BLE001  (whatever it is, there is another provider)
-        lines = str(error).strip().splitlines()[-8:]
-        return Probe.no("the C++ kernels could not be built or loaded: " + "\n".join(lines))
+        _Place.failed = f"the C++ kernels could not be built or loaded: {_in_short(error)}"
+        return Probe.no(_Place.failed)
     return Probe.yes(compiler.version, library=str(path))
+
+
+def failure() -> str:
+    """Why the kernels are missing on a machine that should have them; empty before `probe`."""
+    return _Place.failed
+
+
+def _in_short(error: Exception) -> str:
+    """What the compiler said, without its command line of a thousand letters."""
+    lines = str(error).partition("\nOutput:\n")[2] or str(error)
+    return "\n".join(line[:300] for line in lines.strip().splitlines()[-8:])
 
 
 def _load_or_build_anew() -> Path:

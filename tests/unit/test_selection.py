@@ -151,6 +151,7 @@ OURS = {
     "attention:mha",
     "batch_norm:openmp",
     "convolution:openmp",
+    "group_norm:openmp",
     "linear:openmp",
     "random:openmp",
     "recurrent:openmp",
