@@ -6,9 +6,11 @@ import os
 import threading
 from collections.abc import Callable
 
+from kernel_dispatch import settings
 from kernel_dispatch.selection import Machine
 from lowering import providers, targets
 from lowering.contract import Probe, Target
+from lowering.native import library
 
 _answers: dict[str, Probe] = {}  # target name -> what its probe said
 # Threads that ask at once wait for the first answer: some start a compiler to find it.
@@ -36,7 +38,14 @@ def probe(target: Target) -> Probe:
 def probe_provider(name: str) -> Probe:
     """A provider's probe. Not cached here: providers cache what is costly (see toolchain)."""
     with _asking:
-        return _asked(lambda: providers.get(name).probe())
+        return _asked(lambda: _probe_in_place(name))
+
+
+def _probe_in_place(name: str) -> Probe:
+    """Kernels are looked for where graphs would have them, whoever asks first."""
+    if not library.has_place():
+        library.keep_in(settings.resolve().cache_folder)
+    return providers.get(name).probe()
 
 
 def _asked(ask: Callable[[], Probe]) -> Probe:

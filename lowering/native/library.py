@@ -56,6 +56,10 @@ def keep_in(folder: Path) -> None:
     _Place.folder = folder
 
 
+def has_place() -> bool:
+    return _Place.folder is not None
+
+
 @functools.cache
 def probe() -> Probe:
     """Build (or find) and load the library; asked once per process."""

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from lowering import (
+    attention_patterns,
     autotuning,
     before_autograd,
     convolution_gradients,
@@ -95,13 +96,14 @@ def compile(request: Request) -> Compiled:
             if not inductor_config.freezing:  # its constants would lose their names
                 more["decompositions"] = vocabulary.table(_takes_norms(request))
     skips = _cuda_graph_skips()
-    run: Any = compile_fx(
-        request.graph,
-        list(request.example_inputs),
-        inner_compile=_or_eager_backward(request, inner_compile),
-        config_patches=config or None,
-        **more,
-    )
+    with attention_patterns.compared_whole():
+        run: Any = compile_fx(
+            request.graph,
+            list(request.example_inputs),
+            inner_compile=_or_eager_backward(request, inner_compile),
+            config_patches=config or None,
+            **more,
+        )
     notes = [
         *ahead.notes,
         *_skipped_cuda_graphs(skips, _cuda_graph_skips()),
