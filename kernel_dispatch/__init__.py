@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernel_dispatch import own_packages
 from kernel_dispatch._version import __version__
+
+own_packages.demand()
 
 if TYPE_CHECKING:
     from kernel_dispatch.backend import register, reset, unified

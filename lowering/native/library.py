@@ -197,8 +197,12 @@ def _builder(name: str, parts: Sequence[Path], folder: str, *, compile_only: boo
 
 
 def _build(target: Path) -> None:
-    # On the same file system, so that the finished file moves into its place in one step.
-    work = tempfile.mkdtemp(prefix="build_", dir=target.parent)
+    # On the same file system, so that the finished file moves into its place in one step. Who
+    # holds the lock builds alone: what else has this name was left by a process that was killed.
+    name = f"build_{target.stem}_"
+    for left in target.parent.glob(f"{name}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    work = tempfile.mkdtemp(prefix=name, dir=target.parent)
     try:
         steps = [_compiler(source, work) for source in _sources()]
         with ThreadPoolExecutor(min(len(steps), machine.cpu().effective_cores)) as pool:

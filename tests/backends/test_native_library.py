@@ -109,6 +109,21 @@ def test_a_build_that_fails(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) ->
     assert left <= {"kernels.lock", "instruction.json"}
 
 
+def test_what_a_killed_build_left_is_removed(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    """Of the same library: another one may be in the making."""
+    elsewhere.mkdir(parents=True)
+    name = f"build_kernels_{library.fingerprint()}_x"
+    for folder in (name, "build_kernels_another_y"):
+        (elsewhere / folder).mkdir()
+        (elsewhere / folder / "linear.o").write_text("half an object")
+    monkeypatch.setattr(library, "_compiler", lambda source, folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        library._build(elsewhere / f"kernels_{library.fingerprint()}.so")
+    assert [folder.name for folder in elsewhere.glob("build_*")] == ["build_kernels_another_y"]
+
+
 _WITH_A_DAMAGED_FILE = """
 import os, pathlib, shutil
 import torch
