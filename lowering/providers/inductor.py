@@ -13,6 +13,7 @@ from lowering import (
     attention_patterns,
     autotuning,
     before_autograd,
+    changed_inputs,
     convolution_gradients,
     convolution_inputs,
     elementary,
@@ -20,6 +21,7 @@ from lowering import (
     local_buffers,
     masks,
     moments,
+    overwritten,
     pooling,
     providers,
     reductions,
@@ -96,7 +98,7 @@ def compile(request: Request) -> Compiled:
             if not inductor_config.freezing:  # its constants would lose their names
                 more["decompositions"] = vocabulary.table(_takes_norms(request))
     skips = _cuda_graph_skips()
-    with attention_patterns.compared_whole():
+    with attention_patterns.compared_whole(), changed_inputs.read_once():
         run: Any = compile_fx(
             request.graph,
             list(request.example_inputs),
@@ -159,6 +161,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
 
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         pooling.put_right(module.graph)
+        overwritten.put_right(module.graph)
         if request.training:
             taken.extend(
                 region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))
