@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CellType
 from typing import Any
-from unittest import mock
+
+from lowering.replacing import replaced
 
 _READY_MADE = "search_fn_pattern"  # of the function that looks at a match once more
 
@@ -29,17 +30,18 @@ def compared_whole() -> Iterator[None]:
     """For the time in which Inductor looks for patterns."""
     from torch._inductor.fx_passes import joint_graph
 
-    prepare = joint_graph.lazy_init
+    def making(prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def prepared(*args: Any, **kwargs: Any) -> Any:
+            result = prepare(*args, **kwargs)
+            _empty(joint_graph.patterns)
+            return result
 
-    def prepared(*args: Any, **kwargs: Any) -> Any:
-        result = prepare(*args, **kwargs)
-        _empty(joint_graph.patterns)
-        return result
+        return prepared
 
     with _Emptied.lock:
         _Emptied.users += 1
     try:
-        with mock.patch.object(joint_graph, "lazy_init", prepared):
+        with replaced(joint_graph, "lazy_init", making):
             yield
     finally:
         with _Emptied.lock:

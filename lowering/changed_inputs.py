@@ -8,37 +8,31 @@ here.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
 
 from lowering.outputs import is_view
+from lowering.replacing import replaced
 
-_PARTITION = "min_cut_rematerialization_partition"  # as Inductor's entry calls it
 
-
-@contextlib.contextmanager
-def read_once() -> Iterator[None]:
+def read_once() -> AbstractContextManager[None]:
     """For the time in which a training graph is parted into forward and backward."""
     from torch._inductor import compile_fx
 
-    partition = getattr(compile_fx, _PARTITION, None)
-    if partition is None:
-        yield
-        return
+    def making(partition: Callable[..., Any]) -> Callable[..., Any]:
+        def partitioned(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+            for node in _changed(joint.graph):
+                _keep_what_reads(node)
+            return partition(joint, *args, **kwargs)
 
-    def partitioned(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        for node in _changed(joint.graph):
-            _keep_what_reads(node)
-        return partition(joint, *args, **kwargs)
+        return partitioned
 
-    with mock.patch.object(compile_fx, _PARTITION, partitioned):
-        yield
+    return replaced(compile_fx, "min_cut_rematerialization_partition", making)
 
 
 def _changed(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -24,8 +24,6 @@ _RESHAPES = (
     aten.squeeze.dim,
     aten.squeeze.dims,
 )
-
-
 _FAR = 50  # operators before the sum that are looked at
 
 

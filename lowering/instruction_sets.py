@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 from lowering import machine, toolchain
+from lowering.replacing import replaced
 
 
 def ask(folder: Path) -> None:
@@ -29,15 +29,17 @@ def ask(folder: Path) -> None:
     file = folder / f"instruction_sets_{_here()}.json"
     known = _read(file)
     told = set(known)
-    original: Callable[[Any, str], bool] = cpu_vec_isa.VecISA.check_build
 
-    def check_build(self: Any, code: str) -> bool:
-        question = _digest(self.build_arch_flags(), code)
-        if question not in told and original(self, code):
-            told.add(question)
-        return question in told
+    def making(original: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
+        def check_build(self: Any, code: str) -> bool:
+            question = _digest(self.build_arch_flags(), code)
+            if question not in told and original(self, code):
+                told.add(question)
+            return question in told
 
-    with mock.patch.object(cpu_vec_isa.VecISA, "check_build", check_build):
+        return check_build
+
+    with replaced(cpu_vec_isa.VecISA, "check_build", making):
         cpu_vec_isa.valid_vec_isa_list()  # which it remembers for as long as the process lives
     if told != known:
         _write(file, sorted(told))

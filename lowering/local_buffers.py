@@ -8,33 +8,27 @@ numbers, without a word (pytorch#185702). Such loops are not fused here.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
+
+from lowering.replacing import replaced
 
 
-@contextlib.contextmanager
-def of_one_row() -> Iterator[None]:
+def of_one_row() -> AbstractContextManager[None]:
     """For the time in which Inductor generates code."""
     from torch._inductor.codegen import cpp
     from torch._inductor.virtualized import V
 
+    def making(may_fuse: Callable[..., bool]) -> Callable[..., bool]:
+        def checked(self: Any, nests: Sequence[Any], depth: int) -> bool:
+            shared = getattr(V.local_buffer_context, "local_buffers", None)
+            return may_fuse(self, nests, depth) and not (shared and _are_tiled(nests, depth))
+
+        return checked
+
     loops = getattr(cpp, "OuterLoopFusedSchedulerNode", None)
-    may_fuse: Callable[..., bool] | None = getattr(loops, _CHECK, None)
-    if may_fuse is None:
-        yield
-        return
-
-    def checked(self: Any, nests: Sequence[Any], depth: int) -> bool:
-        shared = getattr(V.local_buffer_context, "local_buffers", None)
-        return may_fuse(self, nests, depth) and not (shared and _are_tiled(nests, depth))
-
-    with mock.patch.object(loops, _CHECK, checked):
-        yield
-
-
-_CHECK = "check_outer_fusion_loop_level_attr"
+    return replaced(loops, "check_outer_fusion_loop_level_attr", making)
 
 
 def _are_tiled(nests: Sequence[Any], depth: int) -> bool:
