@@ -89,10 +89,13 @@ def _only_result(node: fx.Node) -> fx.Node | None:
 
 def arguments_of_instances(node: fx.Node) -> tuple[Any, Any, Any, int, float] | None:
     """As of a group norm: image, weight, bias, groups, eps. Torch views a batch as one image with
-    all its channels, and repeats the weights for it; what was one image may go without views."""
+    all its channels, and repeats the weights for it; what was one image may go without views, and
+    a view of anything else is an image by itself."""
     flat, weight, bias, of_the_image, _, eps = list[Any](node.args)
     image: Any = flat.args[0] if flat.target in VIEWS else flat
-    if not of_the_image:
+    if image.meta["val"].dim() != flat.meta["val"].dim():
+        image = flat
+    if not of_the_image or image.meta["val"].dim() < 3:
         return None
     images, channels, *space = image.meta["val"].shape
     parts = [_once(part, channels) for part in (weight, bias)]

@@ -165,6 +165,19 @@ def test_instances_of_one_image(affine: bool) -> None:
     assert_regions(compiled, ("convolution", "openmp", 2, 2), ("group_norm", "openmp", 1, 1))
 
 
+@pytest.mark.parametrize("shape", [(65536,), (64, 1024), (2, 4, 8, 32, 32)], ids=str)
+def test_instances_in_a_view_of_anything(shape: tuple[int, ...]) -> None:
+    def normed(self: Any, x: Tensor) -> Tensor:
+        flat = (x * 2).view(1, 64, 1024)
+        return torch.instance_norm(flat, None, None, None, None, True, 0.1, 1e-5, False) + 1
+
+    torch.manual_seed(0)
+    model = Of(normed)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, torch.randn(shape))
+    assert_regions(compiled, ("group_norm", "openmp", 1, 1))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
