@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import time
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -76,7 +79,9 @@ def _training_config(request: Request) -> dict[str, Any]:
 def compile(request: Request) -> Compiled:
     """Through Inductor's own entry, so that its caches, AOTAutograd and lazy backward all apply."""
     from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    with _torchs_own_warnings_ignored():
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     if _takes_attention(request) and spelled_attention.join(request.graph.graph):
         request.graph.recompile()
@@ -114,6 +119,15 @@ def compile(request: Request) -> Compiled:
     return Compiled(
         run=before_autograd.counted(ahead.of(run), regions), regions=regions, notes=notes
     )
+
+
+@contextlib.contextmanager
+def _torchs_own_warnings_ignored() -> Iterator[None]:
+    """Inductor's import uses what torch calls deprecated: under `-W error`, which many test suites
+    set, that would end every compilation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def _takes_attention(request: Request) -> bool:

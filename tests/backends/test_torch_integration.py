@@ -524,3 +524,20 @@ if hasattr(torch.backends, "fp32_precision"):
 print("fine")
 """
     assert python(script).stdout.strip() == "fine"
+
+
+@pytest.mark.slow
+def test_warnings_as_errors_do_not_reach_what_torch_warns_itself_of(python: Python) -> None:
+    """As under `python -W error`, or `filterwarnings = error` of a user's own test suite."""
+    script = """
+import torch
+import kernel_dispatch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())
+for level in ("O0", "O1", "O2"):
+    c = torch.compile(model, backend="unified", options={"level": level})
+    c(torch.randn(32, 64)).sum().backward()
+    (g,) = kernel_dispatch.report(c)
+    assert not g.fallbacks, g
+print("fine")
+"""
+    assert python(script, PYTHONWARNINGS="error").stdout.strip() == "fine"

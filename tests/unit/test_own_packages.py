@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,12 @@ def test_what_hides_one_is_named(name: str, as_package: bool, tmp_path: Path) ->
 
 def test_a_plain_folder_of_that_name_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "lowering").mkdir()
+    assert run(tmp_path).returncode == 0
+
+
+def test_a_copy_of_ours_that_comes_first_is_ours(tmp_path: Path) -> None:
+    """Which is how planted bugs are tested, and how anybody tries a change without installing."""
+    shutil.copytree(_ROOT / "triton_kernels", tmp_path / "triton_kernels")
     assert run(tmp_path).returncode == 0
 
 
