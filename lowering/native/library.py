@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from lowering import instruction_sets, machine, toolchain
+from lowering import cut_short, instruction_sets, machine, toolchain
 from lowering.contract import Probe
 
 _FOLDER = Path(__file__).parent
@@ -91,7 +91,8 @@ def _load_or_build_anew() -> Path:
     """The path of what was loaded. A file that was damaged where it is kept is built once more."""
     path = built()
     try:
-        _demand_whole(path)
+        if cut_short.is_cut_short(path):
+            raise OSError(f"{path} has lost its end")
         _load(path)
     except OSError:
         if not _set_aside(path):
@@ -99,22 +100,6 @@ def _load_or_build_anew() -> Path:
         path = built()
         _load(path)
     return path
-
-
-def _demand_whole(path: Path) -> None:
-    """Loading an ELF file that has lost its end kills the process; the header tells its length."""
-    with path.open("rb") as file:
-        header = file.read(64)
-    if not header.startswith(b"\x7fELF\x02"):  # anything else the loader refuses by itself
-        return
-    order = "<" if header[5:6] == b"\x01" else ">"
-    try:
-        (sections,) = struct.unpack_from(order + "Q", header, 0x28)
-        size, count = struct.unpack_from(order + "HH", header, 0x3A)
-    except struct.error:
-        sections, size, count = len(header) + 1, 0, 0
-    if path.stat().st_size < sections + size * count:
-        raise OSError(f"{path} has lost its end")
 
 
 def _set_aside(path: Path) -> bool:

@@ -19,6 +19,7 @@ from lowering import (
     changed_inputs,
     convolution_gradients,
     convolution_inputs,
+    cut_short,
     elementary,
     from_weights,
     local_buffers,
@@ -103,7 +104,11 @@ def compile(request: Request) -> Compiled:
             if not inductor_config.freezing:  # its constants would lose their names
                 more["decompositions"] = vocabulary.table(_takes_norms(request))
     skips = _cuda_graph_skips()
-    with attention_patterns.compared_whole(), changed_inputs.read_once():
+    with (
+        attention_patterns.compared_whole(),
+        changed_inputs.read_once(),
+        cut_short.made_anew(),
+    ):
         run: Any = compile_fx(
             request.graph,
             list(request.example_inputs),
@@ -206,7 +211,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
 
 def _without_wrong_loops(compile_graph: Any) -> Any:
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with local_buffers.of_one_row():
+        with local_buffers.of_one_row(), cut_short.made_anew():
             return compile_graph(*args, **kwargs)
 
     return inner_compile

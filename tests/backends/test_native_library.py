@@ -148,19 +148,6 @@ def test_a_damaged_file_is_built_anew(python: Python) -> None:
     assert done.stdout.split() == ["['',", "'.lock',", "'.refused']"]
 
 
-@pytest.mark.parametrize("kept", [20, 5000, -1], ids=["magic", "header", "most"])
-def test_a_file_that_was_cut_short_is_told(tmp_path: Path, kept: int) -> None:
-    whole = Path(library.probe().details["library"]).read_bytes()
-    if not whole.startswith(b"\x7fELF"):
-        pytest.skip("libraries are ELF files on Linux only")
-    file = tmp_path / "kernels.so"
-    file.write_bytes(whole)
-    library._demand_whole(file)
-    file.write_bytes(whole[:kept])
-    with pytest.raises(OSError, match="has lost its end"):
-        library._demand_whole(file)
-
-
 def test_what_no_build_makes_loadable_is_built_anew_once(
     monkeypatch: pytest.MonkeyPatch, elsewhere: Path
 ) -> None:
