@@ -89,7 +89,7 @@ class Guard:
     def _remember(self, args: Sequence[Any]) -> _Before:
         """What the first call may change and a failure has to put back."""
         generator = torch.get_rng_state() if self._record.facts.random else None
-        tensors = {i: args[i] for i in self._written if isinstance(args[i], torch.Tensor)}
+        tensors = {i: args[i] for i in self._written if _holds_numbers(args[i])}
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         if size > _COPY_LIMIT or self._written_unknown:
             return _Before(None, generator)
@@ -154,6 +154,17 @@ def _explain_no_second_try(error: Exception) -> None:
             "kernel_dispatch: this graph writes into its inputs and failed where no copies of them "
             "were kept, so some may be half-written; eager was not tried on top of that."
         )
+
+
+def _holds_numbers(value: object) -> bool:
+    """Not where the storage was freed, as FSDP does between uses: to copy that kills the process,
+    and the graph that writes there brings the storage back before."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return True
+    freed = value.layout is torch.strided and value.untyped_storage().nbytes() == 0
+    return not (freed and value.numel())
 
 
 def _put_back(args: Sequence[Any], before: _Before | None) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-# What only ours hold. Where it lies proves nothing: a copy of ours that somebody put first is meant.
+# What only ours hold. Where it lies proves nothing: a copy of ours that comes first is meant to.
 _HOLDS = {"lowering": "region_pass.py", "triton_kernels": "families"}
 
 

@@ -93,6 +93,7 @@ def put_back(
     and whether there were any.
     """
     wanted.update({new: wanted[old] for new, old in stands_for.items() if old in wanted})
+    handed_out = [wanted.get(node) for node in _results(module.graph)]
     for node, stride in _owners(module.graph, wanted):
         if node.op == "call_function" and _is_read_as_it_lies(node):
             _lay_out(module.graph, node, stride)  # or working out the strides would already fail
@@ -104,6 +105,7 @@ def put_back(
     for node, stride in _owners(module.graph, wanted):
         if not _alike(node.meta["val"], stride) and not _writes(node, stride):
             _lay_out(module.graph, node, stride)
+    _name_strides(module.graph, handed_out)
 
 
 def _owners(graph: fx.Graph, wanted: Strides) -> list[tuple[fx.Node, Sequence[Any]]]:
@@ -142,6 +144,28 @@ def _lay_out(graph: fx.Graph, node: fx.Node, stride: Sequence[Any]) -> None:
     copy = copied(graph, node, order)
     for user in seeing:
         user.replace_input_with(node, copy)
+
+
+def _results(graph: fx.Graph) -> list[Any]:
+    (output,) = graph.find_nodes(op="output")
+    results = output.args[0]
+    return [*results] if isinstance(results, (tuple, list)) else [results]
+
+
+def _name_strides(graph: fx.Graph, wanted: Sequence[Sequence[Any] | None]) -> None:
+    """The same memory by the user's own strides: those of a dimension of size one make no
+    difference to where a number lies, but to how torch names that order, and lays out what follows.
+    """
+    (output,) = graph.find_nodes(op="output")
+    for node, stride in zip(_results(graph), wanted, strict=True):
+        if stride is None or node not in output.all_input_nodes:
+            continue
+        value = node.meta["val"]
+        static = all(isinstance(number, int) for number in (*value.shape, *stride))
+        if static and value.stride() != tuple(stride) and _alike(value, stride):
+            with graph.inserting_before(output):
+                named = call(graph, aten.as_strided.default, node, [*value.shape], [*stride])
+            output.replace_input_with(node, named)
 
 
 def copied(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:

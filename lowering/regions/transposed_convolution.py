@@ -65,6 +65,9 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[TransposedConvolution]:
             continue
         if weight.meta["val"].dim() != node.meta["val"].dim():
             continue  # a single image without a batch
+        sizes = [for_each(numbers, weight) for numbers in (more, stride, dilation)]
+        if not all(out < max(step, gap) for out, step, gap in zip(*sizes, strict=True)):
+            continue  # torch raises, and says so
         found = norm_behind(node, stays)
         last, norm = (node, None) if found is None else found
         yield TransposedConvolution(

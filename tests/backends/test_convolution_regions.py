@@ -296,6 +296,22 @@ def test_views_behind_convolutions(place: str) -> None:
 
 
 @places()
+def test_an_image_of_one_channel_is_named_as_in_eager(place: str) -> None:
+    """Rows and channels last are the same memory then; whoever lays out what follows asks."""
+    model = Of(
+        lambda m, x: [m.mask(x).sigmoid(), m.mask(x + 1), m.relu(m.mask(x - 1)), m.pool(m.wide(x))],
+        mask=nn.Conv2d(4, 1, 3, padding=1), wide=nn.Conv2d(4, 8, 3, padding=1), relu=nn.ReLU(),
+        pool=nn.AdaptiveAvgPool2d(1),
+    )  # fmt: skip
+    compiled = compile_in(place, model, dynamic=False)
+    for x in (image(2, 4, 9, 12), image(1, 4, 1, 1)):
+        hold(compiled, model, x)
+        with torch.no_grad():
+            assert [y.stride() for y in compiled(x)] == [y.stride() for y in model(x)]
+    assert count(compiled, place) >= 4
+
+
+@places()
 def test_outputs_share_memory_as_in_eager(place: str) -> None:
     def spelled(m: Any, x: Tensor) -> list[Tensor]:
         y = m.conv(x)

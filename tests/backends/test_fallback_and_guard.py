@@ -545,3 +545,22 @@ def test_a_checkpoint_around_compiled_code_ends_its_recomputation(level: str) ->
     (got,) = torch.autograd.grad(checkpoint(compiled, x, use_reentrant=False).square().sum(), x)
     torch.testing.assert_close(got, expected)
     assert not fallbacks_of(compiled)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_an_input_whose_storage_was_freed(level: str) -> None:
+    """As FSDP frees it between uses. The copy that a failure would have needed was fatal."""
+
+    def bring_back(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        p.untyped_storage().resize_(p.numel() * p.element_size())
+        with torch.no_grad():
+            p.copy_(x)
+        return (p * 2).sin()
+
+    p, x = torch.empty(8, 8), torch.randn(8, 8)
+    p.untyped_storage().resize_(0)
+    compiled = compile_at(level, bring_back)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(p, x), (x * 2).sin())
+    assert fallbacks_of(compiled) == []
+    torch.testing.assert_close(p, x)

@@ -144,6 +144,16 @@ def test_an_image_without_rows_is_eagers_error(place: str) -> None:
             )
 
 
+@pytest.mark.parametrize("behind", [nn.Identity(), nn.Tanh()], ids=["alone", "tanh"])
+def test_output_padding_beyond_the_stride_is_eagers_error(behind: nn.Module) -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(8, 6, 3, 1, 1, output_padding=1), behind).eval()
+    compiled = compile_at("O2", model)
+    for run in (model, compiled):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="output padding must be smaller"):
+            run(torch.randn(2, 8, 7, 9))
+    assert region_rows(compiled) == []
+
+
 @every_layer
 def test_half_precision(layer: Any) -> None:
     """Computed in float32 from weights that were widened once."""
