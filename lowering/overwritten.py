@@ -1,8 +1,10 @@
-"""Inputs that are written by index and then computed anew: not all in one piece of memory.
+"""What is written where it lies, and read at other places: not in one loop, nor in another order.
 
-Inductor (2.13) does the first in place, in the input itself, since the input is overwritten in the
-end. What overwrites it may be computed in one loop with reads at other places (`x.add_(x.flip(0))`
-behind `x[i] = y`): numbers are read that were replaced, without a word (pytorch#198270).
+All of these give wrong numbers without a word (Inductor 2.13). An input that is written by index
+and then computed anew is written in place both times, so that one loop reads what it has replaced
+(`x.add_(x.flip(0))` behind `x[i] = y`; pytorch#198270). So is one that becomes a view of something
+computed from itself (`x.copy_(x.t().reshape(6, 8))`). And a number written by a mask (`x[x > 1] =
+0`) comes before what was written by index, although it stands behind it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from lowering.graphs import call
+from lowering.outputs import is_pointwise, is_view
 
 aten = torch.ops.aten
 # Done in place where Inductor may.
@@ -30,6 +33,21 @@ _BY_INDEX = (
     aten.diagonal_scatter,
     aten.as_strided_scatter,
     aten.masked_scatter,
+)
+
+# Taken for a choice of Inductor's where a mask says where to write.
+_PUT = (aten.index_put, aten._unsafe_index_put)
+_MASKS = (torch.bool, torch.uint8)
+# Every number stays where it is, if all of them are there.
+_IN_ORDER = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.clone.default,
 )
 
 _CALLS = (
@@ -51,9 +69,23 @@ def _copied(x: Tensor) -> Tensor:
 
 _library.impl("copied", _copied, "CompositeExplicitAutograd")
 torch.library.register_fake("kernel_dispatch::copied", _copied, lib=_library)
+COPIED = torch.ops.kernel_dispatch.copied.default
 
 
 def put_right(graph: fx.Graph) -> None:
+    """A copy where one is needed, and a choice between two numbers where a mask says which."""
+    for node in [*graph.nodes]:
+        if _is_by_mask(node):
+            _choose(graph, node)
+    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        given, new = copy.args[:2]
+        if given.op == "placeholder" and is_view(new) and _moves(given, new):
+            with graph.inserting_before(copy):
+                copy.args = (given, call(graph, COPIED, new), *copy.args[2:])
+    _write_copies(graph)
+
+
+def _write_copies(graph: fx.Graph) -> None:
     """What is written by index is a copy of the input, where what the input becomes reads that."""
     for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
         given, new = copy.args[:2]
@@ -62,8 +94,51 @@ def put_right(graph: fx.Graph) -> None:
             continue
         for node in written:
             with graph.inserting_before(node):
-                own = call(graph, torch.ops.kernel_dispatch.copied.default, given)
+                own = call(graph, COPIED, given)
             node.args = (own, *node.args[1:])
+
+
+def _is_by_mask(node: fx.Node) -> bool:
+    """As Inductor sees it: one mask, and one number for all places."""
+    if getattr(node.target, "overloadpacket", None) not in _PUT:
+        return False
+    given: Any = node.args
+    indices, value = given[1:3]
+    mask = indices[0] if len(indices) == 1 else None
+    if not isinstance(mask, fx.Node) or not isinstance(value, fx.Node):
+        return False
+    return mask.meta["val"].dtype in _MASKS and value.meta["val"].numel() == 1
+
+
+def _choose(graph: fx.Graph, node: fx.Node) -> None:
+    values: Any = node.args
+    given, (mask,), value, *rest = values
+    mine = node.meta["val"]
+    with graph.inserting_before(node):
+        for _ in range(mine.dim() - mask.meta["val"].dim()):
+            mask = call(graph, aten.unsqueeze.default, mask, -1)
+        if mask.meta["val"].dtype is torch.uint8:
+            mask = call(graph, aten.ne.Scalar, mask, 0)
+        if any(rest) or node.kwargs.get("accumulate"):
+            value = call(graph, aten.add.Tensor, given, value)
+        new = call(graph, aten.where.self, mask, value, given)
+    new.meta = {**node.meta, "val": new.meta["val"]}
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+
+
+def _moves(given: fx.Node, new: fx.Node) -> bool:
+    """Does generated code read `given`, for what is to lie there, at other places?"""
+    moved, left, seen = False, [new], {new}
+    while left:
+        node = left.pop()
+        if getattr(node.target, "overloadpacket", None) in _CALLS or _is_ours(node):
+            continue
+        stays = node.op != "call_function" or is_pointwise(node) or node.target in _IN_ORDER
+        moved = moved or not stays
+        left += [one for one in node.all_input_nodes if one not in seen]
+        seen.update(node.all_input_nodes)
+    return moved and given in seen
 
 
 def _is_by_index(node: Any) -> bool:

@@ -16,16 +16,18 @@ from lowering import (
     attention_patterns,
     autotuning,
     before_autograd,
-    changed_inputs,
     convolution_gradients,
     convolution_inputs,
     cut_short,
     elementary,
+    extremes,
     from_weights,
     local_buffers,
     masks,
     moments,
+    neutral_constants,
     overwritten,
+    parting,
     pooling,
     providers,
     reductions,
@@ -106,8 +108,9 @@ def compile(request: Request) -> Compiled:
     skips = _cuda_graph_skips()
     with (
         attention_patterns.compared_whole(),
-        changed_inputs.read_once(),
+        parting.put_right(),
         cut_short.made_anew(),
+        neutral_constants.computed(),
     ):
         run: Any = compile_fx(
             request.graph,
@@ -181,6 +184,8 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         pooling.put_right(module.graph)
         overwritten.put_right(module.graph)
+        if not request.training:
+            extremes.put_right(module.graph)
         if request.training:
             taken.extend(
                 region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -84,6 +85,52 @@ def test_gradients(function: Any) -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
+IN_PLACE = {
+    "silu": nn.SiLU(inplace=True),
+    "hardswish": nn.Hardswish(inplace=True),
+    "mish": nn.Mish(inplace=True),
+    "relu": nn.ReLU(inplace=True),
+    "threshold": nn.Threshold(0.1, 0.2, inplace=True),
+    "sine": Of(lambda m, x: torch.cat([x]) + x.sin_()),
+}
+
+
+@pytest.mark.parametrize("activation", IN_PLACE.values(), ids=IN_PLACE)
+def test_what_was_computed_outside_is_changed_first(activation: nn.Module) -> None:
+    """Torch raises behind a graph break, where the backward needs what the input was."""
+    if "desc" not in placeholders_of_a_training_graph():
+        pytest.skip("this torch does not tell which inputs a training graph changes")
+    model = nn.Sequential(activation, nn.Linear(16, 16))
+    wide, leaf = copy.deepcopy(model).double(), torch.randn(8, 16)
+
+    def gradient(call: Any, dtype: torch.dtype) -> list[Tensor]:
+        mine = leaf.to(dtype, copy=True).requires_grad_()
+        call(mine.clone()).square().sum().backward()
+        assert mine.grad is not None
+        return [mine.grad]
+
+    compiled = compile_at("O2", model)
+    got, own = gradient(compiled, torch.float32), gradient(model, torch.float32)
+    assert_contract(got, own, gradient(wide, torch.float64), str(activation))
+    assert_ran_as_planned(compiled, "O2")
+
+
+def placeholders_of_a_training_graph() -> dict[str, Any]:
+    """What is noted at an input."""
+    from torch._inductor import compile_fx
+
+    noted: dict[str, Any] = {}
+    partition = compile_fx.min_cut_rematerialization_partition
+
+    def watched(joint: Any, *args: Any, **kwargs: Any) -> Any:
+        noted.update(joint.graph.find_nodes(op="placeholder")[0].meta)
+        return partition(joint, *args, **kwargs)
+
+    with mock.patch.object(compile_fx, "min_cut_rematerialization_partition", watched):
+        torch.compile(lambda x: x.sin(), backend="inductor")(torch.ones(2, requires_grad=True))
+    return noted
+
+
 # --- what is written by index and read at other places --------------------------------------------
 
 
@@ -149,3 +196,76 @@ def test_caches_are_written_where_they_lie(function: Any, monkeypatch: pytest.Mo
         torch.testing.assert_close(compiled(mine, x), function(own, x))
     torch.testing.assert_close(mine, own)
     assert graphs
+
+
+# --- what becomes a view of something computed from itself ----------------------------------------
+
+MOVED: dict[str, Callable[[Tensor], Any]] = {
+    "turned": lambda y: y.copy_(y.t().reshape(6, 8)),
+    "as a line": lambda y: y.view(-1).copy_(y.t().reshape(-1)),
+    "scaled": lambda y: y.copy_(y.t().reshape(6, 8) * 2 + 1),
+    "channels shuffled": lambda y: y.copy_(y.view(2, 3, 8).transpose(0, 1).reshape(6, 8)),
+    "halves swapped": lambda y: y.copy_(y.view(3, 2, 8).flip(1).reshape(6, 8)),
+    "windows": lambda y: y.copy_(y.view(2, 3, 2, 4).permute(0, 2, 1, 3).reshape(6, 8)),
+}
+
+
+@pytest.mark.parametrize("function", MOVED.values(), ids=MOVED)
+def test_an_input_becomes_itself_in_another_order(function: Callable[[Tensor], Any]) -> None:
+    compiled = compile_at("O2", Of(lambda m, y: function(y)))
+    mine = torch.randn(6, 8)
+    own = mine.clone()
+    with torch.no_grad():
+        compiled(mine)
+        function(own)
+    torch.testing.assert_close(mine, own)
+    assert_ran_as_planned(compiled, "O2")
+
+
+def test_what_stays_in_its_place_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(overwritten, "call", lambda graph, target, *args: made.append(target))
+    y = torch.randn(6, 8)
+    with torch.no_grad():
+        compile_at("O2", Of(lambda m, y: y.view(-1).mul_(2).add_(1)))(y)
+        compile_at("O2", Of(lambda m, y, x: y.copy_(x.t().reshape(6, 8))))(y, torch.randn(8, 6))
+    assert made == []
+
+
+# --- what a mask writes behind an index -----------------------------------------------------------
+
+
+def masked(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    z = torch.zeros_like(x)
+    z[rows] = y[:3]
+    z[z > 0.7] = 0.1
+    return z
+
+
+def masked_input(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    x[rows] = y[:3]
+    x[x > 0.7] = 0.1
+    return x * 1.0
+
+
+def masked_rows(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    z = x @ x.T
+    z.index_add_(0, rows, y[:3, :6])
+    z[z[:, 0] < 0] = 0
+    return z
+
+
+def added_by_mask(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    x.scatter_add_(0, rows[:, None].expand(3, 8), y[:3])
+    return torch.index_put(x, (x > 0,), torch.tensor(2.0), accumulate=True)
+
+
+@pytest.mark.parametrize("function", [masked, masked_input, masked_rows, added_by_mask])
+def test_a_mask_comes_after_what_was_written_by_index(function: Any) -> None:
+    compiled = compile_at("O2", Of(lambda m, x, y, rows: function(x, y, rows)))
+    x, y, rows = torch.randn(6, 8), torch.randn(6, 8), torch.tensor([0, 2, 5])
+    mine, own = x.clone(), x.clone()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(mine, y, rows), function(own, y, rows))
+    torch.testing.assert_close(mine, own)
+    assert_ran_as_planned(compiled, "O2")
