@@ -49,7 +49,7 @@ class _Search:
         if not isinstance(value, torch.Tensor) or not all(map(_is_counted, value.shape)):
             return False
         along = frozenset(dim for dim in dims if value.shape[dim] != 1)
-        if not along:
+        if not along or node.target is aten.full.default:
             return True
         if node.target is aten.permute.default:
             turned = frozenset(node.args[1][dim] % value.dim() for dim in along)

@@ -9,6 +9,7 @@ computed from itself (`x.copy_(x.t().reshape(6, 8))`). And a number written by a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -79,10 +80,19 @@ def put_right(graph: fx.Graph) -> None:
             _choose(graph, node)
     for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
         given, new = copy.args[:2]
-        if given.op == "placeholder" and is_view(new) and _moves(given, new):
-            with graph.inserting_before(copy):
-                copy.args = (given, call(graph, COPIED, new), *copy.args[2:])
+        for write, source in ((copy, new), *_parts_written(given, new)):
+            if given.op == "placeholder" and is_view(source) and _moves(given, source):
+                with graph.inserting_before(write):
+                    write.update_arg(1, call(graph, COPIED, source))
     _write_copies(graph)
+
+
+def _parts_written(given: Any, new: Any) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """As in `x[1:] = x[:-1]`: who writes a part, and what."""
+    while _is_by_index(new):
+        if isinstance(new.args[1], fx.Node) and new.args[0] is given:
+            yield new, new.args[1]
+        new = new.args[0]
 
 
 def _write_copies(graph: fx.Graph) -> None:

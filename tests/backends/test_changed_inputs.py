@@ -206,6 +206,9 @@ MOVED: dict[str, Callable[[Tensor], Any]] = {
     "scaled": lambda y: y.copy_(y.t().reshape(6, 8) * 2 + 1),
     "channels shuffled": lambda y: y.copy_(y.view(2, 3, 8).transpose(0, 1).reshape(6, 8)),
     "halves swapped": lambda y: y.copy_(y.view(3, 2, 8).flip(1).reshape(6, 8)),
+    "shifted down": lambda y: y[1:].copy_(y[:-1].clone()),
+    "set to the one above": lambda y: y.__setitem__(slice(1, None), y[:-1].clone()),
+    "set to the one below": lambda y: y.__setitem__(slice(None, -1), y[1:].clone()),
     "windows": lambda y: y.copy_(y.view(2, 3, 2, 4).permute(0, 2, 1, 3).reshape(6, 8)),
 }
 

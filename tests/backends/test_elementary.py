@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,47 @@ def test_tanh_is_within_three_units_in_the_last_place() -> None:
     assert units[known].max() < 3
     assert got.abs().nan_to_num().max() <= 1
     assert compiled(-x).nan_to_num().equal(-got.nan_to_num())
+    assert_ran_as_planned(compiled, "O2")
+
+
+# Each with the units in the last place that it may be off by, over all floats.
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "expm1": (torch.expm1, 4),
+    "atanh": (torch.atanh, 4),
+    "erf": (torch.erf, 5),
+    "elu": (functional.elu, 4),
+    "celu": (functional.celu, 4),
+    "selu": (functional.selu, 5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("function, units", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_nothing_is_lost_near_zero(
+    function: Callable[[Tensor], Tensor], units: float, dtype: torch.dtype
+) -> None:
+    compiled, x = compile_at("O2", lambda x: function(x) * 1.0), everywhere().to(dtype)
+    got, own, exact = compiled(x), function(x), function(x.double())
+    strange = ~own.isfinite()
+    torch.testing.assert_close(got[strange], own[strange], equal_nan=True)
+    known = ~strange & exact.isfinite() & (exact.abs() > 1e-37)
+    error = (got.double() - exact).abs() / exact.abs() / torch.finfo(dtype).eps
+    assert error[known].max() < units
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("step", [0.1, -0.1, 6.283185307179586, 3, -7.5, 0, INF, "many"], ids=str)
+def test_remainders_and_whole_steps_are_eagers(step: Any, dtype: torch.dtype) -> None:
+    def function(x: Tensor, step: Any) -> list[Tensor]:
+        return [torch.remainder(x, step), x // step, torch.div(x, step, rounding_mode="floor")]
+
+    whole, odd = torch.arange(5000.0), torch.tensor([0.0, -0.0, INF, -INF, NAN])
+    x = torch.cat([torch.randn(5000) * 10, whole, torch.rand(2000) * 1e9 - 5e8, odd]).to(dtype)
+    steps = torch.randn_like(x) * 5 if step == "many" else step
+    compiled = compile_at("O2", function, dynamic=False)
+    for got, own in zip(compiled(x, steps), function(x, steps), strict=True):
+        torch.testing.assert_close(got, own, rtol=0, atol=0, equal_nan=True)
     assert_ran_as_planned(compiled, "O2")
 
 
