@@ -4,7 +4,8 @@ All of these give wrong numbers without a word (Inductor 2.13). An input that is
 and then computed anew is written in place both times, so that one loop reads what it has replaced
 (`x.add_(x.flip(0))` behind `x[i] = y`; pytorch#198270). So is one that becomes a view of something
 computed from itself (`x.copy_(x.t().reshape(6, 8))`). And a number written by a mask (`x[x > 1] =
-0`) comes before what was written by index, although it stands behind it.
+0`) comes before what was written by index, although it stands behind it. And what is gathered in an
+image of zeros, as the gradient of max pooling, may be added to others while it is still zero.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ _BY_INDEX = (
     aten.masked_scatter,
 )
 
+_GATHERING = (
+    aten.index_put,
+    aten._unsafe_index_put,
+    aten.index_add,
+    aten.scatter_add,
+    aten.scatter_reduce,
+)
 # Taken for a choice of Inductor's where a mask says where to write.
 _PUT = (aten.index_put, aten._unsafe_index_put)
 _MASKS = (torch.bool, torch.uint8)
@@ -78,6 +86,9 @@ def put_right(graph: fx.Graph) -> None:
     for node in [*graph.nodes]:
         if _is_by_mask(node):
             _choose(graph, node)
+    for node in [*graph.nodes]:
+        if _gathers(node) and any(map(_is_added_to_images, node.users)):
+            _read_after(graph, node)
     for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
         given, new = copy.args[:2]
         for write, source in ((copy, new), *_parts_written(given, new)):
@@ -85,6 +96,27 @@ def put_right(graph: fx.Graph) -> None:
                 with graph.inserting_before(write):
                     write.update_arg(1, call(graph, COPIED, source))
     _write_copies(graph)
+
+
+def _gathers(node: fx.Node) -> bool:
+    """Into a new tensor, in generated code."""
+    given: Any = node.args[0] if node.args else None
+    made = isinstance(given, fx.Node) and given.target is aten.full.default
+    return made and getattr(node.target, "overloadpacket", None) in _GATHERING
+
+
+def _is_added_to_images(user: fx.Node) -> bool:
+    if is_view(user):
+        return any(map(_is_added_to_images, user.users))
+    return is_pointwise(user) and user.meta["val"].dim() > 2
+
+
+def _read_after(graph: fx.Graph, node: fx.Node) -> None:
+    readers = [*node.users]
+    with graph.inserting_before(node.next):
+        copy = call(graph, COPIED, node)
+    for reader in readers:
+        reader.replace_input_with(node, copy)
 
 
 def _parts_written(given: Any, new: Any) -> Iterator[tuple[fx.Node, fx.Node]]:

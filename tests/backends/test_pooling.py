@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
 from lowering import pooling
 from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.modules import Of
+from tests.support.numerics import assert_contract
+from tests.support.regions import no_cached_graphs
 from tests.support.reports import assert_ran_as_planned, whole_graphs_by
 
 aten = torch.ops.aten
@@ -76,3 +83,30 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
         torch.testing.assert_close(x.grad, again.grad)
     assert_ran_as_planned(compiled, "O2")
     assert whole_graphs_by(compiled) == {"inductor"}
+
+
+def test_a_gradient_is_added_up_after_it_was_gathered() -> None:
+    """Of an image that is enlarged, averaged and pooled: Inductor may add zeros for one of them."""
+
+    def spelled(m: Any, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        larger = m.up(functional.interpolate(y, scale_factor=2, mode="bilinear"))
+        smaller = functional.avg_pool2d(y, 3, 2, 1, ceil_mode=True, count_include_pad=False)
+        return larger.square().sum() + smaller.sin().sum() + functional.max_pool2d(y, 3, 2, 1).sum()
+
+    model = Of(spelled, conv=nn.Conv2d(3, 8, 3, padding=1), up=nn.ConvTranspose2d(8, 6, 4, 2, 1))
+    wide = copy.deepcopy(model).double()
+    image = torch.randn(2, 3, 24, 20)
+
+    def gradients(call: Any, of: Any, dtype: torch.dtype) -> list[Tensor]:
+        of.zero_grad()
+        x = image.to(dtype, copy=True).requires_grad_()
+        call(x).backward()
+        return [x.grad, *(weight.grad.clone() for weight in of.parameters())]
+
+    with size_limits_lifted(), no_cached_graphs():
+        compiled = compile_at("O2", model)
+        got = gradients(compiled, model, torch.float32)
+    own, exact = gradients(model, model, torch.float32), gradients(wide, wide, torch.float64)
+    assert_contract(got, own, exact, "gradients")
+    assert_ran_as_planned(compiled, "O2")
