@@ -49,7 +49,11 @@ def test_gradients(extreme: Callable[[Tensor], Tensor], dtype: torch.dtype) -> N
 
     compiled = compile_at("O2", function)
     x, y = torch.randn(50, 3, dtype=dtype), torch.randn(50, 3, dtype=dtype)
-    got, own = (gradient(run, x, y) for run in (compiled, function))
+    try:
+        own = gradient(function, x, y)
+    except RuntimeError as error:  # aminmax has no derivative in older torches
+        pytest.skip(str(error))
+    got = gradient(compiled, x, y)
     allowed = 8 * torch.finfo(dtype).eps
     torch.testing.assert_close(got, own, rtol=allowed, atol=allowed * float(own.abs().max()))
     assert fallbacks_of(compiled) == []
