@@ -10,7 +10,6 @@ image of zeros, as the gradient of max pooling, may be added to others while it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,6 +46,7 @@ _GATHERING = (
 # Taken for a choice of Inductor's where a mask says where to write.
 _PUT = (aten.index_put, aten._unsafe_index_put)
 _MASKS = (torch.bool, torch.uint8)
+_INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)
 # Every number stays where it is, if all of them are there.
 _IN_ORDER = (
     aten.view.default,
@@ -89,12 +89,11 @@ def put_right(graph: fx.Graph) -> None:
     for node in [*graph.nodes]:
         if _gathers(node) and any(map(_is_added_to_images, node.users)):
             _read_after(graph, node)
-    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        given, new = copy.args[:2]
-        for write, source in ((copy, new), *_parts_written(given, new)):
-            if given.op == "placeholder" and is_view(source) and _moves(given, source):
-                with graph.inserting_before(write):
-                    write.update_arg(1, call(graph, COPIED, source))
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    for write, source in _written(graph):
+        if _reads_elsewhere(write, source, places):
+            with graph.inserting_before(write):
+                write.replace_input_with(source, call(graph, COPIED, source))
     _write_copies(graph)
 
 
@@ -119,12 +118,14 @@ def _read_after(graph: fx.Graph, node: fx.Node) -> None:
         reader.replace_input_with(node, copy)
 
 
-def _parts_written(given: Any, new: Any) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """As in `x[1:] = x[:-1]`: who writes a part, and what."""
-    while _is_by_index(new):
-        if isinstance(new.args[1], fx.Node) and new.args[0] is given:
-            yield new, new.args[1]
-        new = new.args[0]
+def _written(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """Who writes into something, and what that becomes, as a whole or in parts (`x[1:] = x[:-1]`).
+    What is no view is computed before, where all of it is written."""
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    wholes = [(copy, copy.args[1]) for copy in copies if copy.args[0].op == "placeholder"]
+    by_index = [node for node in graph.nodes if _is_by_index(node)]
+    parts = [(node, part) for node in by_index for part in dict.fromkeys(node.all_input_nodes[1:])]
+    return [*((copy, new) for copy, new in wholes if is_view(new)), *parts]
 
 
 def _write_copies(graph: fx.Graph) -> None:
@@ -169,18 +170,24 @@ def _choose(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _moves(given: fx.Node, new: fx.Node) -> bool:
-    """Does generated code read `given`, for what is to lie there, at other places?"""
-    moved, left, seen = False, [new], {new}
+def _reads_elsewhere(write: fx.Node, source: fx.Node, places: dict[fx.Node, int]) -> bool:
+    """Does generated code, for what `write` puts somewhere, read what lies at other places there?
+    An index says where, and is read for all of a row."""
+    given: Any = write.args[0]
+    first = places[given]
+    moved = source.meta["val"].dtype in _INDICES and write.meta["val"].dtype not in _INDICES
+    left, seen = [source], {source}
     while left:
         node = left.pop()
         if getattr(node.target, "overloadpacket", None) in _CALLS or _is_ours(node):
             continue
         stays = node.op != "call_function" or is_pointwise(node) or node.target in _IN_ORDER
         moved = moved or not stays
-        left += [one for one in node.all_input_nodes if one not in seen]
-        seen.update(node.all_input_nodes)
-    return moved and given in seen
+        inputs = node.all_input_nodes[node.target is aten.copy.default :]  # its first is replaced
+        later = [one for one in inputs if places.get(one, first) >= first]
+        left += [one for one in later if one not in seen]
+        seen.update(later)
+    return moved and given in seen and source is not given
 
 
 def _is_by_index(node: Any) -> bool:

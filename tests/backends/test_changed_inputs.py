@@ -235,6 +235,34 @@ def test_what_stays_in_its_place_is_not_copied(monkeypatch: pytest.MonkeyPatch) 
     assert made == []
 
 
+def by_its_own_rows(x: Tensor) -> Tensor:
+    z = x.sin()
+    z.index_copy_(0, torch.tensor([0, 2, 5]), z.clone()[:3])
+    return z
+
+
+def by_its_own_columns(x: Tensor) -> Tensor:
+    x.copy_(x.softmax(-1))
+    x[:, 0:1] = x.roll(1, 1)[:, 1:2]
+    return x.exp()
+
+
+def by_an_index_of_itself(x: Tensor) -> Tensor:
+    x.index_add_(0, (x[:, 1] * 3).long().abs() % 6, torch.ones(6, 8))
+    return x.exp()
+
+
+@pytest.mark.parametrize("function", [by_its_own_rows, by_its_own_columns, by_an_index_of_itself])
+def test_a_part_is_set_to_another(function: Any) -> None:
+    compiled = compile_at("O2", Of(lambda m, x: function(x)))
+    mine = torch.randn(6, 8)
+    own = mine.clone()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(mine), function(own))
+    torch.testing.assert_close(mine, own)
+    assert_ran_as_planned(compiled, "O2")
+
+
 # --- what a mask writes behind an index -----------------------------------------------------------
 
 
