@@ -44,10 +44,11 @@ def _changed(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def _needed(graph: fx.Graph, results: int) -> set[fx.Node]:
-    """What the forward computes; all else is for the backward."""
+    """What the forward computes, for its results and what it writes; all else is the backward's."""
     (output,) = graph.find_nodes(op="output")
     whole: Any = output.args[0]
     left = [node for node in whole[:results] if isinstance(node, fx.Node)]
+    left += graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     needed = set(left)
     while left:
         inputs = [node for node in left.pop().all_input_nodes if node not in needed]

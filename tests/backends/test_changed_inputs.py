@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowering import overwritten
+from lowering import changed_inputs, overwritten
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.modules import Of
 from tests.support.numerics import assert_contract
@@ -113,6 +113,16 @@ def test_what_was_computed_outside_is_changed_first(activation: nn.Module) -> No
     got, own = gradient(compiled, torch.float32), gradient(model, torch.float32)
     assert_contract(got, own, gradient(wide, torch.float64), str(activation))
     assert_ran_as_planned(compiled, "O2")
+
+
+def test_statistics_of_a_batch_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read where they are written, in the forward."""
+    made: list[Any] = []
+    for module in (changed_inputs, overwritten):
+        monkeypatch.setattr(module, "call", lambda graph, target, *args: made.append(target))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    compile_at("O2", model)(torch.randn(2, 3, 9, 9)).sum().backward()
+    assert made == []
 
 
 def placeholders_of_a_training_graph() -> dict[str, Any]:
