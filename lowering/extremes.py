@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from lowering import overwritten
-from lowering.graphs import call
 from lowering.outputs import is_view
 
 aten = torch.ops.aten
@@ -27,7 +26,7 @@ def put_right(graph: fx.Graph) -> None:
     """Have both read what one loop has written."""
     for node in [*graph.nodes]:
         if (source := _compared_with_its_extreme(node)) is not None:
-            _compute_once(graph, source)
+            overwritten.read_copied(graph, source)
 
 
 def _compared_with_its_extreme(node: fx.Node) -> fx.Node | None:
@@ -59,11 +58,3 @@ def _behind_views(node: Any) -> fx.Node | None:
 
 def _may_be_computed_twice(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is not overwritten.COPIED
-
-
-def _compute_once(graph: fx.Graph, node: fx.Node) -> None:
-    users = [*node.users]
-    with graph.inserting_before(node.next):
-        copy = call(graph, overwritten.COPIED, node)
-    for user in users:
-        user.replace_input_with(node, copy)

@@ -88,7 +88,7 @@ def put_right(graph: fx.Graph) -> None:
             _choose(graph, node)
     for node in [*graph.nodes]:
         if _gathers(node) and any(map(_is_added_to_images, node.users)):
-            _read_after(graph, node)
+            read_copied(graph, node)
     places = {node: place for place, node in enumerate(graph.nodes)}
     for write, source in _written(graph):
         if _reads_elsewhere(write, source, places):
@@ -110,7 +110,8 @@ def _is_added_to_images(user: fx.Node) -> bool:
     return is_pointwise(user) and user.meta["val"].dim() > 2
 
 
-def _read_after(graph: fx.Graph, node: fx.Node) -> None:
+def read_copied(graph: fx.Graph, node: fx.Node) -> None:
+    """Have all readers read a copy, which is made when the whole of it is there."""
     readers = [*node.users]
     with graph.inserting_before(node.next):
         copy = call(graph, COPIED, node)

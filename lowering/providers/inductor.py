@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -132,7 +133,11 @@ def compile(request: Request) -> Compiled:
 @contextlib.contextmanager
 def _torchs_own_warnings_ignored() -> Iterator[None]:
     """Inductor's import uses what torch calls deprecated: under `-W error`, which many test suites
-    set, that would end every compilation."""
+    set, that would end every compilation. Once it is imported nothing is touched: to set filters
+    anew makes Python forget what it has warned of already."""
+    if "torch._inductor.compile_fx" in sys.modules:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -184,13 +189,12 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         pooling.put_right(module.graph)
         overwritten.put_right(module.graph)
-        if not request.training:
-            extremes.put_right(module.graph)
         if request.training:
             taken.extend(
                 region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))
             )
         else:
+            extremes.put_right(module.graph)
             taken.extend(region_pass.lower_inference(module, request))
             convolution_inputs.lay_out(module.graph)
         if vocabulary.holds_norms(module.graph):
