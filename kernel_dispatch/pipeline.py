@@ -29,6 +29,7 @@ from kernel_dispatch.registry import policy
 from kernel_dispatch.reporting import GraphReport
 from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
+from kernel_dispatch.sleeping_threads import waking_threads
 from kernel_dispatch.thread_count import with_threads
 from lowering import layouts, machine, packing, providers, ranking, targets
 from lowering.contract import Compiled, Graph, Request
@@ -133,9 +134,10 @@ def _pipeline(
         kept_memory.arrange(settings, facts.training)
     debug.trace(gm, record)
     log.info("%s", record)
+    run = waking_threads(compiled.run, record.target, facts)
     return Guard(
         record,
-        eager if compiled.plain else with_threads(compiled.run, settings.threads),
+        eager if compiled.plain else with_threads(run, settings.threads),
         eager,
         written=facts.written_inputs,
         written_unknown=dynamo.writes_inputs() and not facts.written_inputs,

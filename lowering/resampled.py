@@ -43,12 +43,23 @@ def _as_laid(x: Tensor, result: Tensor) -> Tensor:
     return result.contiguous(memory_format=outputs.order_of(x))
 
 
+def _as_torch_reads(x: Tensor) -> Tensor:
+    """Of an image alone in its batch Inductor may name any stride for that dimension. Torch takes
+    one channels last for one in rows then, and copies it there and back."""
+    if outputs.order_of(x) is torch.contiguous_format:
+        return x
+    _, channels, height, width = x.shape
+    image = channels * height * width
+    return x.as_strided(x.shape, (image, 1, width * channels, channels))
+
+
 def _interpolate(
     x: Tensor, size: Sequence[int] | None, scales: Sequence[float] | None, mode: str, corners: bool
 ) -> Tensor:
     size, scales = size and list(size), scales and list(scales)
     aligned = None if mode.startswith("nearest") else corners
-    return _as_laid(x, functional.interpolate(x, size, scales, mode, aligned))
+    image = _as_torch_reads(x)
+    return _as_laid(x, functional.interpolate(image, size, scales, mode, aligned))
 
 
 def _interpolate_backward(
@@ -59,7 +70,8 @@ def _interpolate_backward(
     corners: bool,
 ) -> Tensor:
     each = [None] * (len(sizes) - 2) if scales is None else scales
-    dx = _INTERPOLATION_BACKWARD[mode](grad, grad.shape[2:], sizes, corners, *each)
+    backward = _INTERPOLATION_BACKWARD[mode]
+    dx = backward(_as_torch_reads(grad), grad.shape[2:], sizes, corners, *each)
     return _as_laid(grad, dx)
 
 
@@ -79,13 +91,14 @@ def _grid_sample_backward(
 def _pad(x: Tensor, pad: Sequence[int], mode: str) -> Tensor:
     if mode == "circular":
         return _wrap(x, pad)
-    return _as_laid(x, functional.pad(x, list(pad), mode))
+    return _as_laid(x, functional.pad(_as_torch_reads(x), list(pad), mode))
 
 
 def _pad_backward(grad: Tensor, x: Tensor, pad: Sequence[int], mode: str) -> Tensor:
     if mode == "circular":
         return _as_laid(x, _unwrap(grad, x.shape, pad))
-    return _as_laid(x, _PADDING_BACKWARD[mode, len(pad) // 2](grad, x, pad))
+    backward = _PADDING_BACKWARD[mode, len(pad) // 2]
+    return _as_laid(x, backward(_as_torch_reads(grad), _as_torch_reads(x), pad))
 
 
 def _around(sizes: Sequence[int], pad: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:

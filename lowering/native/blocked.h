@@ -15,7 +15,9 @@ static inline bool crowded(int64_t ld) { return ld % 1024 == 0; }
 // A row length of at least `size` whose multiples spread over the whole cache.
 static inline int64_t spread_out(int64_t size) { return ceil_div(size, 32) * 32 + 16; }
 
-constexpr int64_t kDepth = 384;       // of a block
+// Of a block. So many products are summed up by themselves: of 384 in a row, 1.4 times as much as in
+// MKL is lost to rounding, of 256 1.15 times; 192 cost 2% of the speed.
+constexpr int64_t kDepth = 256;
 constexpr int64_t kBlockRows = 160;   // so that a block of rows leaves room in the second cache
 constexpr int64_t kRowsBuffer = kBlockRows * (kDepth + 48);
 constexpr int64_t kBlockPanels = ceil_div(192, kLanes);

@@ -1,7 +1,8 @@
-// What Python calls without torch: counters, kept memory, packed weights.
+// What Python calls without torch: counters, kept memory, packed weights, sleeping threads.
 
 #include "counters.h"
 #include "pool.h"
+#include "sleepers.h"
 #include "weights.h"
 
 extern "C" {
@@ -21,4 +22,5 @@ void kernel_dispatch_forget() {
 }
 int64_t kernel_dispatch_packed_bytes() { return kd::weights().bytes(); }
 int64_t kernel_dispatch_packed_count() { return kd::weights().made(); }
+bool kernel_dispatch_wake_threads() { return kd::Sleepers::mine().wake(); }
 }

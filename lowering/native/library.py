@@ -17,7 +17,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -220,6 +220,7 @@ def _load(path: Path) -> None:
         library.kernel_dispatch_limit_memory.argtypes = (ctypes.c_int64,)
         library.kernel_dispatch_limit_memory.restype = ctypes.c_int64
         library.kernel_dispatch_keep_memory.argtypes = (ctypes.c_int64, ctypes.c_bool)
+        library.kernel_dispatch_wake_threads.restype = ctypes.c_bool
         from lowering.native import shapes
 
         shapes.register()
@@ -299,6 +300,12 @@ def keeping_memory(size: int) -> Iterator[None]:
     finally:
         depth.value -= 1
         limit_memory(before)
+
+
+def waker() -> Callable[[], bool] | None:
+    """What wakes OpenMP's threads of the calling thread if they may sleep, and says whether it did;
+    None before loading."""
+    return None if _Loaded.library is None else _Loaded.library.kernel_dispatch_wake_threads
 
 
 def idle_bytes() -> int:

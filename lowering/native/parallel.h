@@ -10,6 +10,8 @@
 #include <omp.h>
 #endif
 
+#include "sleepers.h"
+
 namespace kd {
 
 // body(thread, team) on each thread of a team. The team may be smaller than asked for. All threads
@@ -25,6 +27,7 @@ static inline void in_parallel(int threads, const Body& body) {
       const int got = omp_get_num_threads(), team = got < threads ? got : threads;
       if (omp_get_thread_num() < team) body(omp_get_thread_num(), team);
     }
+    Sleepers::mine().team_worked();
     return;
   }
 #endif

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from lowering import resampled
 from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_bit_identical
 from tests.support.regions import hold, region_rows
 from tests.support.reports import assert_ran_as_planned, fallbacks_of
 
@@ -259,6 +260,22 @@ def test_between_convolutions_nothing_is_copied(level: str) -> None:
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
     assert_ran_as_planned(compiled, level)
     assert ("resampling", "eager", 2, 2) in region_rows(compiled)
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [("interpolate", (None, [2.0, 2.0], "bilinear", False)), ("pad", ([1, 2, 3, 4], "reflect"))],
+)
+def test_one_image_is_not_copied_for_the_stride_of_its_batch(name: str, rest: tuple) -> None:
+    """Inductor may name any; by some, torch's kernels would take the image for one in rows."""
+    image = torch.randn(1, 8, 20, 30).contiguous(memory_format=torch.channels_last)
+    odd = image.as_strided(image.shape, (8, *image.stride()[1:]))
+    operator = getattr(resampled.ours, name).default
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        result = operator(odd, *rest)
+    assert not {event.name for event in profile.events()} & {"aten::copy_", "aten::clone"}
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    assert_bit_identical(result, operator(image, *rest), name)
 
 
 @pytest.mark.parametrize(

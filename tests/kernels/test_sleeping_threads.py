@@ -1,0 +1,123 @@
+"""Threads that slept are woken off the caller's CPU, and are left as free as they were."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_dispatch.facts import nothing_known
+from kernel_dispatch.sleeping_threads import waking_threads
+from lowering.native import library
+
+pytestmark = [
+    pytest.mark.usefixtures("cpu_kernels"),
+    pytest.mark.skipif(sys.platform != "linux", reason="other systems wake threads themselves"),
+]
+PAUSE = 0.05
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def allowed_cpus() -> dict[str, str]:
+    """Of each thread of this process."""
+    lines = {}
+    for status in Path("/proc/self/task").glob("*/status"):
+        found = [line for line in status.read_text().splitlines() if "Cpus_allowed_list" in line]
+        lines[status.parent.name] = found[0]
+    return lines
+
+
+def multiply() -> None:
+    """With both threads."""
+    x = torch.ones(256, 256)
+    torch.ops.kernel_dispatch.openmp_linear(x, x, None, None, None, None, 0, 0.0, 0.0)
+
+
+def woken() -> bool:
+    wake = library.waker()
+    assert wake is not None
+    return wake()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_only_after_a_pause() -> None:
+    time.sleep(PAUSE)
+    assert woken()
+    # A busy machine may make a pause of its own between two calls, but hardly five times.
+    assert not all(woken() for _ in range(5))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_not_where_a_product_has_kept_them_awake() -> None:
+    def woken_behind_a_product() -> bool:
+        time.sleep(PAUSE)
+        multiply()
+        return woken()
+
+    assert not all(woken_behind_a_product() for _ in range(5))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_may_run_where_they_might_before() -> None:
+    woken()
+    before = allowed_cpus()
+    for _ in range(3):
+        time.sleep(PAUSE)
+        assert woken()
+        assert allowed_cpus() == before
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_thread_that_was_bound_stays_bound() -> None:
+    woken()
+    here, threads = os.sched_getaffinity(0), [int(name) for name in allowed_cpus()]
+    first = min(here)
+    before = {thread: os.sched_getaffinity(thread) for thread in threads}
+    try:
+        for thread in threads:
+            os.sched_setaffinity(thread, {first})
+        time.sleep(PAUSE)
+        assert woken()
+        assert all(os.sched_getaffinity(thread) == {first} for thread in threads)
+    finally:
+        for thread, cpus in before.items():
+            os.sched_setaffinity(thread, cpus)
+
+
+def test_alone_there_is_nobody_to_wake() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        time.sleep(PAUSE)
+        assert not woken()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("target", "flops", "moved", "wakes"),
+    [
+        ("cpu", 10_000_000, 0, True),
+        ("cpu", 0, 1 << 20, True),
+        ("cpu", 1000, 1000, False),
+        ("cuda", 10_000_000, 1 << 20, False),
+    ],
+)
+def test_for_graphs_on_the_cpu_with_work_for_several(
+    target: str, flops: int, moved: int, wakes: bool
+) -> None:
+    facts = dataclasses.replace(nothing_known("here"), flops=flops, bytes_moved=moved)
+    assert (waking_threads(multiply, target, facts) is not multiply) == wakes
