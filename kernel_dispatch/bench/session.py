@@ -26,6 +26,9 @@ from kernel_dispatch.bench.results import BASELINE, Compilation, Limits, Numeric
 from lowering.errors import SettingError
 
 MIN_ROUNDS, MAX_ROUNDS = 8, 60
+# Threads of whoever was called before look for more work for so long (OpenMP's 10 ms, those of ONNX
+# Runtime 40), on the cores that the next one needs.
+SETTLE_S = 0.06
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,7 @@ class Session:
             order = [entry for entry in entries if entry.alive]
             shuffle(order)
             for entry in order:
+                time.sleep(SETTLE_S)
                 try:
                     process = entry.timed[turn % len(entry.timed)]
                     entry.samples.append(process.ask("time", calls=entry.calls)["seconds"])

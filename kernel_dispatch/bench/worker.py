@@ -36,7 +36,7 @@ Reply = dict[str, Any]
 # calls is not going to stop, or only because Dynamo gives up.
 _COMPILING_CALLS = 4
 _SAMPLE_S = 0.002  # a sample repeats short calls until it lasts this long: clocks are coarse
-_LONG_CALL_S = 0.05  # calls longer than this need none before them to fill the caches
+_LONG_CALL_S = 0.3  # calls longer than this need none before them to fill caches and wake threads
 
 
 class Worker:
