@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -31,13 +32,19 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def allowed_cpus() -> dict[str, str]:
-    """Of each thread of this process."""
-    lines = {}
-    for status in Path("/proc/self/task").glob("*/status"):
-        found = [line for line in status.read_text().splitlines() if "Cpus_allowed_list" in line]
-        lines[status.parent.name] = found[0]
-    return lines
+def allowed_cpus() -> dict[int, set[int]]:
+    """Of each thread of this process; some may end meanwhile."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            found[int(task.name)] = os.sched_getaffinity(int(task.name))
+    return found
+
+
+def bind(threads: dict[int, set[int]]) -> None:
+    for thread, cpus in threads.items():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, cpus)
 
 
 def multiply() -> None:
@@ -77,24 +84,21 @@ def test_threads_may_run_where_they_might_before() -> None:
     for _ in range(3):
         time.sleep(PAUSE)
         assert woken()
-        assert allowed_cpus() == before
+        now = allowed_cpus()
+        assert {thread: now.get(thread, cpus) for thread, cpus in before.items()} == before
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_thread_that_was_bound_stays_bound() -> None:
     woken()
-    here, threads = os.sched_getaffinity(0), [int(name) for name in allowed_cpus()]
-    first = min(here)
-    before = {thread: os.sched_getaffinity(thread) for thread in threads}
+    before, one = allowed_cpus(), {min(os.sched_getaffinity(0))}
     try:
-        for thread in threads:
-            os.sched_setaffinity(thread, {first})
+        bind(dict.fromkeys(before, one))
         time.sleep(PAUSE)
         assert woken()
-        assert all(os.sched_getaffinity(thread) == {first} for thread in threads)
+        assert all(cpus == one for thread, cpus in allowed_cpus().items() if thread in before)
     finally:
-        for thread, cpus in before.items():
-            os.sched_setaffinity(thread, cpus)
+        bind(before)
 
 
 def test_alone_there_is_nobody_to_wake() -> None:
