@@ -34,9 +34,10 @@ class Sleepers {
   // Returns whether threads were woken.
   bool wake() {
     const int threads = omp_get_max_threads();
-    const int64_t before = last_work_;
-    last_work_ = now();
-    if (threads < 2 || omp_in_parallel() || last_work_ - before < kPause) return false;
+    if (threads < 2 || omp_in_parallel() || now() - last_work_ < kPause) {
+      team_worked();
+      return false;
+    }
     std::vector<Moved> moved;
     for (const pid_t thread : team_) keep_off_this_cpu(thread, moved);
     team_.assign(static_cast<size_t>(threads), 0);
@@ -44,6 +45,7 @@ class Sleepers {
     if (const int number = omp_get_thread_num(); number > 0)
       team_[static_cast<size_t>(number)] = static_cast<pid_t>(syscall(SYS_gettid));
     for (const Moved& one : moved) sched_setaffinity(one.thread, sizeof one.cpus, &one.cpus);
+    team_worked();
     return true;
   }
 
