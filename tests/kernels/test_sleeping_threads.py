@@ -15,6 +15,7 @@ import torch
 
 from kernel_dispatch.facts import nothing_known
 from kernel_dispatch.sleeping_threads import waking_threads
+from lowering import machine
 from lowering.native import library
 
 pytestmark = [
@@ -99,6 +100,39 @@ def test_a_thread_that_was_bound_stays_bound() -> None:
         assert all(cpus == one for thread, cpus in allowed_cpus().items() if thread in before)
     finally:
         bind(before)
+
+
+def last_cpus() -> dict[int, int]:
+    """Where each thread of this process ran last."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            found[int(task.name)] = int((task / "stat").read_text().rpartition(")")[2].split()[36])
+    return found
+
+
+def one_was_woken_elsewhere() -> bool:
+    """All have last run on the caller's CPU, which is where they would be woken."""
+    woken()
+    before, here = allowed_cpus(), min(os.sched_getaffinity(0))
+    try:
+        bind(dict.fromkeys(before, {here}))
+        multiply()
+        bind({thread: cpus for thread, cpus in before.items() if thread != os.getpid()})
+        time.sleep(PAUSE)
+        slept_here = {thread for thread, cpu in last_cpus().items() if cpu == here}
+        assert woken()
+        now = last_cpus()
+        return any(now.get(thread, here) != here for thread in slept_here)
+    finally:
+        bind(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.skipif(machine.cpu().affinity_cores < 2, reason="there is no other CPU")
+def test_they_are_woken_on_another_cpu_than_the_callers() -> None:
+    # A busy machine may move one back before it is looked at.
+    assert any(one_was_woken_elsewhere() for _ in range(3))
 
 
 def test_alone_there_is_nobody_to_wake() -> None:
