@@ -116,7 +116,7 @@ def one_was_woken_elsewhere() -> bool:
     woken()
     before, here = allowed_cpus(), min(os.sched_getaffinity(0))
     try:
-        bind(dict.fromkeys(before, {here}))
+        bind({thread: {here} for thread in before})
         multiply()
         bind({thread: cpus for thread, cpus in before.items() if thread != os.getpid()})
         time.sleep(PAUSE)
