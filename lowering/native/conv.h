@@ -1,6 +1,7 @@
 // Convolutions of images whose channels are innermost, with fused epilogues.
 #pragma once
 
+#include "by_taps.h"
 #include "channel_factors.h"
 #include "depthwise.h"
 #include "direct.h"
@@ -46,6 +47,7 @@ static inline void conv(const ConvShape& s, const float* x, const float* packed,
   if (depthwise_suits(s)) return depthwise(s, x, packed, y, e, threads);
   const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
   if (m == 0 || n == 0) return;
+  if (taps_suit(s)) return by_taps(s, x, packed, y, e, threads);
   if (direct_suits(s)) return direct(s, x, packed, y, e, threads);
   threads = useful_threads(threads, static_cast<double>(m) * n * k * s.groups, kWorkPerThread);
   const Grid grid = grid_of(m, n, k, s.groups >= 4 * threads ? 1 : threads,

@@ -68,9 +68,9 @@ static inline void make_lines(const ConvStage& stage, DirectLines& from, int64_t
   const ConvShape& s = stage.shape;
   const int64_t at_once = direct_lines_at_once(s, from);
   float* const first = to - (image * s.oh + lines.begin) * s.ow * s.co;
+  const DirectPart part{s, from, stage.packed, first, stage.epilogue, panels};
   for (int64_t at = lines.begin; at < lines.end; at += at_once)
-    direct_blocks(s, from, {image, {at, std::min(at + at_once, lines.end)}, {0, s.ow}}, panels,
-                  stage.packed, first, stage.epilogue);
+    direct_blocks(part, {image, {at, std::min(at + at_once, lines.end)}, {0, s.ow}});
 }
 
 // Lines of an image, for a few panels of channels, as the convolution behind them needs them.

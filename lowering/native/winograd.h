@@ -16,41 +16,64 @@ namespace winograd {
 
 constexpr int kPlaces = 16;  // of a 4x4 tile
 constexpr int64_t kTileFloats = 96 * 1024;  // of transformed inputs: they stay in the second cache
+constexpr int64_t kMostSummed = 512;  // in a row: of 2048, twice as much as in eager is lost to rounding
 constexpr int64_t kStripPanels = ceil_div(64, kLanes);  // columns that are worked on at once
 
+// Taps of a dilated kernel skip pixels: those that are a dilation apart make an image of their own, a
+// phase of the whole one, whose kernel is not dilated.
 struct Tiles {
   const ConvShape& s;
-  int64_t down() const { return ceil_div(s.oh, 2); }
-  int64_t across() const { return ceil_div(s.ow, 2); }
-  int64_t count() const { return s.n * down() * across(); }
+  int64_t down() const { return ceil_div(ceil_div(s.oh, s.dh), 2); }
+  int64_t across() const { return ceil_div(ceil_div(s.ow, s.dw), 2); }
+  int64_t of_phase() const { return down() * across(); }
+  int64_t count() const { return s.n * s.dh * s.dw * of_phase(); }
 };
 
-// The output pixel at the tile's upper left.
+// Some tiles, all of one group's channels.
+struct Part {
+  const ConvShape& s;
+  int64_t group;
+  Range tiles;
+};
+
+// The output pixel at the tile's upper left; the others are a dilation apart.
 struct Place {
   int64_t image, y, x;
-  Place(const Tiles& tiles, int64_t tile)
-      : image(tile / (tiles.down() * tiles.across())),
-        y(tile / tiles.across() % tiles.down() * 2),
-        x(tile % tiles.across() * 2) {}
+  Place(const Tiles& tiles, int64_t tile) {
+    const ConvShape& s = tiles.s;
+    const int64_t within = tile % tiles.of_phase(), phase = tile / tiles.of_phase();
+    image = phase / (s.dh * s.dw);
+    y = phase / s.dw % s.dh + within / tiles.across() * 2 * s.dh;
+    x = phase % s.dw + within % tiles.across() * 2 * s.dw;
+  }
 };
 
-static inline int64_t packed_size_of(const ConvShape& s) {
-  return kPlaces * packed_size(s.ci, s.co);
+// Of one group's weights, at one place.
+static inline int64_t place_size_of(const ConvShape& s) {
+  return packed_size(s.group_inputs(), s.group_outputs());
 }
 
-// w: [co][ci][3][3] to [place][panel][ci][lane]; scale: one factor for each output, or nullptr.
+static inline int64_t packed_size_of(const ConvShape& s) {
+  return s.groups * kPlaces * place_size_of(s);
+}
+
+// w: [co][ci / groups][3][3] to [group][place][panel][ci / groups][lane]; scale: one factor for each
+// output, or nullptr.
 static inline void pack(float* packed, const float* w, const float* scale, const ConvShape& s,
                         int threads) {
-  const int64_t panels = panels_of(s.co), place_size = packed_size(s.ci, s.co);
-  for_each_item(panels, threads, [&](int64_t panel) {
-    for (int64_t c = 0; c < s.ci; c++) {
+  const int64_t inputs = s.group_inputs(), outputs = s.group_outputs();
+  const int64_t panels = panels_of(outputs), place_size = place_size_of(s);
+  for_each_item(s.groups * panels, threads, [&](int64_t item) {
+    const int64_t group = item / panels, panel = item % panels;
+    for (int64_t c = 0; c < inputs; c++) {
       for (int lane = 0; lane < kLanes; lane++) {
         const int64_t o = panel * kLanes + lane;
-        float* to = packed + (panel * s.ci + c) * kLanes + lane;
+        float* to = packed + group * kPlaces * place_size + (panel * inputs + c) * kLanes + lane;
         double rows[4][3] = {};
-        if (o < s.co) {
-          const float* g = w + (o * s.ci + c) * 9;
-          const double factor = scale != nullptr ? scale[o] : 1.0;
+        if (o < outputs) {
+          const int64_t output = group * outputs + o;
+          const float* g = w + (output * inputs + c) * 9;
+          const double factor = scale != nullptr ? scale[output] : 1.0;
           for (int j = 0; j < 3; j++) {
             const double a = g[j] * factor, b = g[3 + j] * factor, d = g[6 + j] * factor;
             rows[0][j] = a, rows[1][j] = (a + b + d) / 2, rows[2][j] = (a - b + d) / 2;
@@ -77,23 +100,26 @@ static inline __attribute__((always_inline)) void transform_input(vec& a, vec& b
 // Some tiles' inputs, to [place][tile][ld].
 class Inputs {
  public:
-  Inputs(const ConvShape& s, const float* x) : s_(s), x_(x) {}
+  Inputs(const ConvShape& s, const float* x, int64_t group)
+      : s_(s), x_(x + group * s.group_inputs()) {}
 
   void transform(const Tiles& tiles, Range some, float* to, int64_t ld) const {
-    const int64_t apart = some.size() * ld;
+    const int64_t apart = some.size() * ld, channels = s_.group_inputs();
     for (int64_t tile = some.begin; tile < some.end; tile++, to += ld) {
       const Place place(tiles, tile);
       const int64_t y = place.y - s_.ph, x = place.x - s_.pw;
       const float* from = x_ + ((place.image * s_.h + y) * s_.w + x) * s_.ci;
-      const bool inside = y >= 0 && x >= 0 && y + 4 <= s_.h && x + 4 <= s_.w;
-      const int64_t full = inside ? s_.ci / kLanes * kLanes : 0;
+      const bool inside = y >= 0 && x >= 0 && y + 3 * s_.dh < s_.h && x + 3 * s_.dw < s_.w;
+      const int64_t full = inside ? channels / kLanes * kLanes : 0;
+      const int64_t down = s_.dh * s_.w * s_.ci, right = s_.dw * s_.ci;
       for (int64_t c = 0; c < full; c += kLanes)
-        one(to + c, apart, [&](int i, int j) { return load(from + (i * s_.w + j) * s_.ci + c); });
-      for (int64_t c = full; c < s_.ci; c += kLanes) {
-        const int lanes = static_cast<int>(std::min<int64_t>(s_.ci - c, kLanes));
+        one(to + c, apart, [&](int i, int j) { return load(from + i * down + j * right + c); });
+      for (int64_t c = full; c < channels; c += kLanes) {
+        const int lanes = static_cast<int>(std::min<int64_t>(channels - c, kLanes));
         one(to + c, apart, [&](int i, int j) {
-          if (y + i < 0 || y + i >= s_.h || x + j < 0 || x + j >= s_.w) return vec{};
-          const float* at = from + (i * s_.w + j) * s_.ci + c;
+          const int64_t line = y + i * s_.dh, column = x + j * s_.dw;
+          if (line < 0 || line >= s_.h || column < 0 || column >= s_.w) return vec{};
+          const float* at = from + i * down + j * right + c;
           return lanes == kLanes ? load(at) : load_first(at, lanes);
         });
       }
@@ -141,9 +167,9 @@ class Outputs {
         for (int i = 0; i < 2; i++) {
           for (int j = 0; j < 2; j++) {
             odd += out[i][j] - out[i][j];
-            if (place.y + i < s_.oh && place.x + j < s_.ow)
-              finish(out[i][j], (place.image * s_.oh + place.y + i) * s_.ow + place.x + j,
-                     channel + c, lanes);
+            const int64_t y = place.y + i * s_.dh, x = place.x + j * s_.dw;
+            if (y < s_.oh && x < s_.ow)
+              finish(out[i][j], (place.image * s_.oh + y) * s_.ow + x, channel + c, lanes);
           }
         }
       }
@@ -189,36 +215,47 @@ class Outputs {
   Limits limits_;
 };
 
-// Some tiles and some panels of outputs.
-static inline bool multiply(const ConvShape& s, const float* x, const float* packed,
-                            const Outputs& outputs, Range some_tiles, Range panels) {
+// Some panels of outputs of one group.
+static inline bool multiply(const Part& mine, const float* x, const float* packed,
+                            const Outputs& outputs, Range panels) {
+  const ConvShape& s = mine.s;
   const Tiles tiles{s};
-  const Inputs inputs(s, x);
-  const int64_t ld = spread_out(s.ci), panel = s.ci * kLanes;
+  const Inputs inputs(s, x, mine.group);
+  const int64_t depth = s.group_inputs(), place_size = place_size_of(s);
+  const int64_t ld = spread_out(depth), panel = depth * kLanes;
   const int64_t most = std::max<int64_t>(kTileFloats / (kPlaces * ld), kMostTileRows);
-  const int64_t blocks = ceil_div(some_tiles.size(), most);
+  const int64_t blocks = ceil_div(mine.tiles.size(), most);
   const int64_t strips = ceil_div(panels.size(), kStripPanels);
+  const int64_t pieces = ceil_div(depth, kMostSummed);
   float* const transformed = scratch<0>(kPlaces * (most + 1) * (ld + kStripPanels * kLanes));
   float* const products = transformed + kPlaces * (most + 1) * ld;
   bool numbers = true;
   for (int64_t block = 0; block < blocks; block++) {
-    const Range part = part_of(some_tiles.size(), block, blocks);
-    const Range some{some_tiles.begin + part.begin, some_tiles.begin + part.end};
+    const Range part = part_of(mine.tiles.size(), block, blocks);
+    const Range some{mine.tiles.begin + part.begin, mine.tiles.begin + part.end};
     inputs.transform(tiles, some, transformed, ld);
     for (int64_t i = 0; i < strips; i++) {
       const Range within = part_of(panels.size(), i, strips);
       const int64_t first = panels.begin + within.begin, wide = within.size() * kLanes;
       for (int place = 0; place < kPlaces; place++) {
-        const float* weights = packed + place * packed_size(s.ci, s.co) + first * panel;
-        const Finish plain{false, false, 0, 0, nullptr};
-        const Block following{place + 1 < kPlaces ? weights + packed_size(s.ci, s.co) : nullptr,
-                              panel, kLanes};
-        multiply_blocks({transformed + place * some.size() * ld, ld, 1}, some.size(),
-                        {weights, panel, kLanes}, wide, s.ci,
-                        products + place * some.size() * wide, wide, Epilogue{}, plain, following);
+        const float* weights = packed + (mine.group * kPlaces + place) * place_size + first * panel;
+        const float* left = transformed + place * some.size() * ld;
+        float* to = products + place * some.size() * wide;
+        for (int64_t piece = 0; piece < pieces; piece++) {
+          const Range deep = part_of(depth, piece, pieces);
+          const Finish finish{piece > 0, false, 0, 0, nullptr};
+          const bool last = piece + 1 == pieces;
+          const float* next = !last                 ? weights + deep.end * kLanes
+                              : place + 1 < kPlaces ? weights + place_size
+                                                    : nullptr;
+          multiply_blocks({left + deep.begin, ld, 1}, some.size(),
+                          {weights + deep.begin * kLanes, panel, kLanes}, wide, deep.size(), to, wide,
+                          Epilogue{}, finish, Block{next, panel, kLanes});
+        }
       }
-      const int64_t channels = std::min(wide, s.co - first * kLanes);
-      numbers &= outputs.transform(tiles, some, first * kLanes, channels, products, wide);
+      const int64_t channels = std::min(wide, s.group_outputs() - first * kLanes);
+      const int64_t channel = mine.group * s.group_outputs() + first * kLanes;
+      numbers &= outputs.transform(tiles, some, channel, channels, products, wide);
     }
   }
   return numbers;
@@ -226,19 +263,22 @@ static inline bool multiply(const ConvShape& s, const float* x, const float* pac
 
 }  // namespace winograd
 
-// Of a 3x3 convolution with stride 1, without dilation or groups. False: some results are no
-// numbers, and others may not be right.
+// Of a 3x3 convolution with stride 1. False: some results are no numbers, and
+// others may not be right.
 static inline bool winograd_conv(const ConvShape& s, const float* x, const float* packed, float* y,
                                  const Epilogue& e, int threads) {
-  const int64_t m = winograd::Tiles{s}.count(), k = winograd::kPlaces * s.ci;
+  const int64_t m = winograd::Tiles{s}.count(), n = s.group_outputs();
+  const int64_t k = winograd::kPlaces * s.group_inputs();
   const winograd::Outputs outputs(s, y, e);
   threads = useful_threads(threads, static_cast<double>(m) * s.co * k, kWorkPerThread);
-  const Grid grid = grid_of(m, s.co, k, threads, 6, 4);
+  const Grid grid = grid_of(m, n, k, s.groups >= 4 * threads ? 1 : threads, 6, 4);
   std::atomic<bool> numbers{true};
-  for_each_item(grid.items(), threads, [&](int64_t item) {
-    const Range tiles = part_of(m, item / grid.across, grid.down);
-    const Range panels = part_of(panels_of(s.co), item % grid.across, grid.across);
-    if (!winograd::multiply(s, x, packed, outputs, tiles, panels)) numbers = false;
+  for_each_item(s.groups * grid.items(), threads, [&](int64_t at) {
+    const int64_t item = at % grid.items();
+    const winograd::Part mine{s, at / grid.items(),
+                              part_of(m, item / grid.across, grid.down)};
+    const Range panels = part_of(panels_of(n), item % grid.across, grid.across);
+    if (!winograd::multiply(mine, x, packed, outputs, panels)) numbers = false;
   });
   return numbers;
 }

@@ -219,7 +219,9 @@ def _share_vectors(total: int, inputs: int) -> bool:
 
 
 _LANES = 16  # of the widest vectors, AVX-512's
-_FILLS_LANES = 32  # with 16 oneDNN was 1.1 to 1.2 times as fast, with 2 four times (Zen 4)
+# With 16 oneDNN's kernel is 1.0 to 1.2 times as fast, but with its calls in between a network took
+# 1.7 times as long (RegNetX-400MF, Zen 5); with 2 it was four times as fast (Zen 4).
+_FILLS_LANES = 16
 
 
 def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:

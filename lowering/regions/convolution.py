@@ -66,15 +66,18 @@ class Convolution:
         """Is it a 3x3 convolution that takes less time in tiles of 2x2 outputs?
 
         Transforming inputs has to be little beside multiplying them, the last tiles of a small
-        image may be half empty, and weights, which grow, are to be used by some tiles (measured:
-        Zen 4).
+        image (dilated, of each of its phases) may be half empty, and weights, which grow, are to be
+        used by some tiles (measured: Zen 4 and 5).
         """
         weight = self.weight.meta["val"]
-        plain = self.groups == 1 and all(one == 1 for one in (*self.stride, *self.dilation))
+        plain = all(one == 1 for one in self.stride)
         if tuple(weight.shape[2:]) != (3, 3) or not plain or weight.shape[1] < 16:
             return False
         images, _, *sizes = (hint(size) for size in self.node.meta["val"].shape)
-        tiles = math.prod((size + 1) // 2 for size in sizes)
+        tiles = math.prod(
+            apart * -(-size // (2 * apart))
+            for size, apart in zip(sizes, self.dilation, strict=True)
+        )
         return images * tiles >= 24 and 9 * math.prod(sizes) >= 1.65 * 16 * tiles
 
     def work(self) -> Work:

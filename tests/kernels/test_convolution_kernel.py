@@ -76,13 +76,26 @@ PROBLEMS = {
     "direct": Problem(2, 16, (21, 20), 24, (5, 5), padding=(2, 2)),
     "direct, strided": Problem(1, 19, (20, 23), 33, (3, 3), (2, 2)),
     "direct, in pieces": Problem(2, 200, (9, 8), 40, (3, 3), (1, 2), (1, 1)),
-    "direct, dilated": Problem(1, 50, (15, 13), 20, (3, 2), padding=(2, 3), dilation=(2, 3)),
+    "direct, dilated lines": Problem(1, 64, (350,), 20, (3,), padding=(4,), dilation=(4,)),
+    "by taps": Problem(2, 50, (15, 13), 20, (3, 2), padding=(2, 3), dilation=(2, 3)),
+    "by taps, strided": Problem(1, 33, (21, 18), 70, (3, 3), (2, 3), (4, 4), (4, 4)),
+    "by taps, beyond the image": Problem(2, 40, (9, 8), 33, (3, 3), (1, 1), (30, 30), (30, 30)),
+    "by taps, no padding": Problem(1, 32, (19, 17), 16, (5, 3), dilation=(3, 2)),
+    "by taps, more padding": Problem(1, 32, (6, 5), 16, (3, 3), (1, 1), (9, 11), (2, 3)),
+    "by taps, in pieces": Problem(1, 600, (7, 6), 40, (3, 3), padding=(2, 2), dilation=(2, 2)),
+    "by taps, wide": Problem(1, 32, (5, 700), 20, (3, 3), padding=(2, 3), dilation=(2, 3)),
     "direct, wide": Problem(1, 8, (6, 333), 17, (3, 3), padding=(1, 1)),
     "direct, more padding than kernel": Problem(1, 9, (4, 3), 18, (2, 2), padding=(3, 4)),
     "direct, lines": Problem(2, 24, (350,), 16, (7,), (1,), (9,), (3,)),
     "direct, lines in parts": Problem(1, 64, (5000,), 24, (3,), padding=(1,)),
     "direct, lines in parts, strided": Problem(2, 40, (9001,), 16, (4,), (2,)),
     "direct, wide lines in parts": Problem(1, 24, (3, 3001), 20, (3, 3), padding=(1, 1)),
+    "direct, grouped": Problem(2, 60, (9, 8), 57, (3, 3), (1, 1), (1, 1), groups=3),
+    "direct, grouped, unpadded": Problem(1, 40, (9, 8), 40, (3, 3), groups=2),
+    "direct, grouped, strided": Problem(1, 50, (21, 18), 66, (3, 3), (2, 2), (1, 1), groups=2),
+    "direct, grouped, dilated": Problem(1, 96, (15, 13), 40, (3, 3), (1, 1), (2, 2), (2, 2), 2),
+    "direct, grouped, in pieces": Problem(2, 600, (9, 8), 99, (3, 3), (1, 2), (1, 1), groups=3),
+    "direct, grouped lines in parts": Problem(1, 64, (5000,), 48, (3,), padding=(1,), groups=2),
     "direct, runs in two steps": Problem(1, 48, (9, 10), 20, (5, 3), padding=(2, 1)),
     "two channels": Problem(2, 2, (18, 21), 24, (3, 3), padding=(1, 1)),
     "four channels": Problem(2, 4, (18, 21), 24, (3, 3), (2, 2), padding=(1, 1)),
@@ -279,9 +292,9 @@ def test_sides_with_paddings_of_their_own(problem: Problem, winograd: bool) -> N
     before, behind = [0, 2][-dims:], [3, 1][-dims:]
     stride, _, dilation, groups = problem.geometry()
     if winograd:
-        if dims == 1 or groups > 1:
-            pytest.skip("Winograd's tiles are of ungrouped 3x3 convolutions")
-        w, stride = torch.randn(problem.out, problem.channels, 3, 3), [1, 1]
+        if dims == 1:
+            pytest.skip("Winograd's tiles are of images")
+        w, stride = torch.randn(problem.out, problem.channels // groups, 3, 3), [1, 1]
     got = kernels().openmp_convolution(
         x, w, None, *(None,) * 4, 0.0, stride, [*before, *behind], dilation, groups,
         *(None,) * 3, 0, 0.0, 0.0, winograd,
