@@ -115,6 +115,15 @@ void multiply_item(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t
   const auto right_block = [&](Range wide, Range deep) {
     return b.block(panels.begin + wide.begin, wide.size(), deep.begin, deep.size());
   };
+  // What this thread is likely to multiply by next: items are handed out in order.
+  const auto next_block = [&](Range wide, int64_t row_block, int64_t deep_block) {
+    if (deep_block + 1 < deep_blocks) return right_block(wide, part_of(k, deep_block + 1, deep_blocks));
+    const Range first = part_of(k, 0, deep_blocks);
+    if (row_block + 1 < row_blocks) return right_block(wide, first);
+    if (item + 1 == grid.items()) return Block{};
+    const Range others = part_of(panels_of(n), (item + 1) % grid.across, grid.across);
+    return b.block(others.begin, others.size(), first.begin, first.size());
+  };
   const auto step = [&](Range wide, int64_t row_block, int64_t deep_block, const Block& right) {
     const Range deep = part_of(k, deep_block, deep_blocks);
     const Range some = part_of(rows.size(), row_block, row_blocks);
@@ -123,8 +132,7 @@ void multiply_item(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t
     const int64_t columns = std::min(wide.size() * kLanes, n - column);
     const Block left = a.block(row, some.size(), deep.begin, deep.size(), rows_buffer);
     const bool last = deep_block + 1 == deep_blocks;
-    const Range deeper = part_of(k, deep_block + 1, deep_blocks);
-    const Block following = !last && b.at_hand() ? right_block(wide, deeper) : Block{};
+    const Block following = b.at_hand() ? next_block(wide, row_block, deep_block) : Block{};
     const Finish finish{deep_block > 0, last, limits.low, limits.high, nullptr};
     multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
                     e.at(row, column), finish, following);
