@@ -86,9 +86,9 @@ static inline void dense_then_depthwise_lines(const ConvStage& first, const Conv
   const ConvShape& s = second.shape;
   for_each_band(first, second, x, threads, [&](auto inputs, int64_t image, Range mine) {
     const auto depthwise = [&](const Lines<const float>& lines, Range some) {
-      for (int64_t i = some.begin; i < some.end; i++)
-        depthwise_line(s, lines, second.packed, {y}, second.epilogue, image * s.oh + i,
-                       {0, panels_of(s.ci)});
+      const int64_t line = image * s.oh;
+      depthwise_lines(s, lines, second.packed, {y}, second.epilogue,
+                      {line + some.begin, line + some.end}, {0, panels_of(s.ci)});
     };
     made_line_by_line(first, s, inputs, image, mine, lines_at_once(s, 0), depthwise);
   });
@@ -102,9 +102,8 @@ static inline void bottleneck(const ConvStage& first, const ConvStage& second,
     float* const filtered = scratch<5>(at_once * wide);
     const auto depthwise_and_project = [&](const Lines<const float>& lines, Range some) {
       const int64_t line = image * s.oh + some.begin, row = line * s.ow;
-      for (int64_t i = 0; i < some.size(); i++)
-        depthwise_line(s, lines, second.packed, {filtered, line}, second.epilogue, line + i,
-                       {0, panels_of(s.ci)});
+      depthwise_lines(s, lines, second.packed, {filtered, line}, second.epilogue,
+                      {line, line + some.size()}, {0, panels_of(s.ci)});
       multiply_item(Grid{}, 0, some.size() * s.ow, narrow, s.ci, MatrixRows{filtered, s.ci},
                     PackedColumns{third.packed, s.ci}, y + row * narrow, narrow,
                     third.epilogue.at(row, 0));

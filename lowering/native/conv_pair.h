@@ -124,9 +124,8 @@ void depthwise_of_made_lines(const ConvStage& first, const ConvStage& second, In
     const int64_t end = std::min(oy + at_once, mine.end);
     const int64_t above = oy * s.sh - s.ph, below = (end - 1) * s.sh - s.ph + reach;
     const Lines<const float> lines = made.make({within(above), within(below)}, buffer);
-    for (int64_t i = oy; i < end; i++)
-      depthwise_line(s, lines, packed, {y + channel}, e, image * s.oh + i,
-                     {0, panels_of(s.ci)});
+    depthwise_lines(s, lines, packed, {y + channel}, e, {image * s.oh + oy, image * s.oh + end},
+                    {0, panels_of(s.ci)});
   }
 }
 
@@ -178,8 +177,8 @@ static inline void depthwise_then_pointwise(const ConvStage& first, const ConvSt
     float* const buffer = scratch<4>(at_once * line);
     for (int64_t at = mine.begin; at < mine.end; at += at_once) {
       const int64_t end = std::min(at + at_once, mine.end), row = at * d.ow;
-      for (int64_t i = at; i < end; i++)
-        depthwise_line(d, {x}, first.packed, {buffer, at}, first.epilogue, i, {0, panels_of(k)});
+      depthwise_lines(d, {x}, first.packed, {buffer, at}, first.epilogue, {at, end},
+                      {0, panels_of(k)});
       multiply_item(Grid{}, 0, (end - at) * d.ow, n, k, MatrixRows{buffer, k},
                     PackedColumns{second.packed, k}, y + row * n, n, second.epilogue.at(row, 0));
     }

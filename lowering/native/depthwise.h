@@ -53,6 +53,7 @@ struct DepthwiseSpan {
   const float* packed;  // the first tap's weights for the first channel
   float* y;
   int64_t rows, columns;  // taps
+  Range inside;           // of the columns of inputs, those that the image has
   Range vectors;
   const float* bias;
   float low, high;
@@ -80,8 +81,9 @@ class DepthwiseStore {
   vec low_, high_;
 };
 
-// kw taps in each row, neighbours: an input is loaded once for all the pixels that need it.
-template <int pixels, int kw, int stride>
+// kw taps in each row, neighbours: an input is loaded once for all the pixels that need it. `edge`: some
+// of the inputs are beyond the image's sides.
+template <int pixels, int kw, int stride, bool edge>
 void depthwise_tile(const DepthwiseSpan& span) {
   const ConvShape& s = *span.shape;
   const int64_t line = s.dh * s.w * s.ci, pixel = s.ci, rows = span.rows;
@@ -94,6 +96,7 @@ void depthwise_tile(const DepthwiseSpan& span) {
     for (int64_t r = 0; r < rows; r++, x += line, w += kw * kLanes) {
 #pragma GCC unroll 32
       for (int i = 0; i < (pixels - 1) * stride + kw; i++) {
+        if (edge && (i < span.inside.begin || i >= span.inside.end)) continue;
         vec input = load(x + i * pixel);
         hold_in_register(input);
 #pragma GCC unroll 8
@@ -190,29 +193,38 @@ static inline void depthwise_of_few_channels(const DepthwiseSpan& span) {
 
 using DepthwiseTile = void (*)(const DepthwiseSpan&);
 constexpr int kMostPixels = 8;
+constexpr auto kPixelCounts = std::make_integer_sequence<int, kMostPixels>();
 
-// `whole`: no tap is beyond the image's sides.
-template <int... pixels_less_one>
-static inline DepthwiseTile depthwise_tile_of(const ConvShape& s, int pixels, bool whole,
+// Kernels whose taps in a row are neighbours, of the sizes that networks have.
+static inline bool has_tiles(const ConvShape& s) {
+  if (s.group_inputs() > 1 || s.dw > 1 || s.ci < kLanes) return false;
+  return s.sw == 1 ? s.kw == 3 || s.kw == 5 || s.kw == 7 : s.sw == 2 && (s.kw == 3 || s.kw == 5);
+}
+
+template <bool edge, int... pixels_less_one>
+static inline DepthwiseTile depthwise_tile_of(const ConvShape& s, int pixels,
                                               std::integer_sequence<int, pixels_less_one...>) {
   static constexpr DepthwiseTile tiles[][kMostPixels] = {
+      {depthwise_tile<pixels_less_one + 1, 3, 1, edge>...},
+      {depthwise_tile<pixels_less_one + 1, 3, 2, edge>...},
+      {depthwise_tile<pixels_less_one + 1, 5, 1, edge>...},
+      {depthwise_tile<pixels_less_one + 1, 5, 2, edge>...},
+      {depthwise_tile<pixels_less_one + 1, 7, 1, edge>...}};
+  return tiles[s.kw - 4 + s.sw][pixels - 1];
+}
+
+// Of other kernels, and of groups of channels. `whole`: no tap is beyond the image's sides.
+template <int... pixels_less_one>
+static inline DepthwiseTile any_tile_of(const ConvShape& s, int pixels, bool whole,
+                                        std::integer_sequence<int, pixels_less_one...>) {
+  static constexpr DepthwiseTile tiles[][kMostPixels] = {
       {depthwise_tile_of_any_kernel<pixels_less_one + 1>...},
-      {depthwise_tile<pixels_less_one + 1, 3, 1>...},
-      {depthwise_tile<pixels_less_one + 1, 3, 2>...},
-      {depthwise_tile<pixels_less_one + 1, 5, 1>...},
-      {depthwise_tile<pixels_less_one + 1, 5, 2>...},
-      {depthwise_tile<pixels_less_one + 1, 7, 1>...},
       {grouped_tile<pixels_less_one + 1, 2>...},
       {grouped_tile<pixels_less_one + 1, 4>...},
       {grouped_tile<pixels_less_one + 1, 8>...}};
   const int64_t channels = s.group_inputs();
-  if (channels > 1) return tiles[channels == 2 ? 6 : channels == 4 ? 7 : 8][pixels - 1];
-  if (!whole) return depthwise_tile_of_any_kernel<1>;
-  int kind = 0;
-  if (s.dw == 1 && s.kw == 3 && s.sw <= 2) kind = static_cast<int>(s.sw);
-  if (s.dw == 1 && s.kw == 5 && s.sw <= 2) kind = 2 + static_cast<int>(s.sw);
-  if (s.dw == 1 && s.kw == 7 && s.sw == 1) kind = 5;
-  return tiles[kind][pixels - 1];
+  if (channels > 1) return tiles[channels == 2 ? 1 : channels == 4 ? 2 : 3][pixels - 1];
+  return whole ? tiles[0][pixels - 1] : depthwise_tile_of_any_kernel<1>;
 }
 
 // The taps of one axis that lie within the image, for the output at `at`.
@@ -232,52 +244,108 @@ struct Lines {
 };
 
 // One line of output pixels, some of its channels.
-static inline void depthwise_line(const ConvShape& s, Lines<const float> x, const float* packed,
-                                  Lines<float> y, const Epilogue& e, int64_t line, Range vectors) {
-  const int64_t oy = line % s.oh, image = line / s.oh;
-  const Range rows = taps_inside(oy, s.kh, s.sh, s.ph, s.dh, s.h);
-  const Limits limits(e);
-  const bool in_registers = limits.enough && !e.before && !e.times && !e.after;
-  const Limits none{Epilogue{}};
-  DepthwiseSpan span{};
-  span.shape = &s;
-  span.rows = rows.size();
-  span.vectors = vectors;
-  span.bias = in_registers ? e.bias : nullptr;
-  span.low = in_registers ? limits.low : none.low;
-  span.high = in_registers ? limits.high : none.high;
-  const int64_t above = image * s.h + oy * s.sh - s.ph + rows.begin * s.dh;
-  const float* input = x.data + (above - x.first) * s.w * s.ci;
-  const auto whole = [&](int64_t ox) {
-    return ox < s.ow && taps_inside(ox, s.kw, s.sw, s.pw, s.dw, s.w).size() == s.kw;
-  };
-  for (int64_t ox = 0; ox < s.ow;) {
-    const Range columns = taps_inside(ox, s.kw, s.sw, s.pw, s.dw, s.w);
-    int64_t end = ox;
-    while (whole(end) && s.ci >= kLanes) end++;
-    end = std::max(end, ox + 1);
-    const int64_t tiles = ceil_div(end - ox, kMostPixels);
-    for (int64_t tile = 0; tile < tiles; tile++) {
-      const Range some = part_of(end - ox, tile, tiles);
-      const int pixels = static_cast<int>(some.size());
-      const int64_t pixel = ox + some.begin, row = line * s.ow + pixel;
-      span.columns = columns.size();
-      span.x = input + (pixel * s.sw - s.pw + columns.begin * s.dw) * s.ci;
-      span.packed =
-          packed + (rows.begin * s.kw + columns.begin) * s.group_inputs() * kLanes;
-      span.y = y.data + (row - y.first * s.ow) * s.co;
-      if (s.ci < kLanes) {
-        depthwise_of_few_channels(span);
-      } else {
-        const auto sizes = std::make_integer_sequence<int, kMostPixels>();
-        depthwise_tile_of(s, pixels, columns.size() == s.kw, sizes)(span);
+class DepthwiseLine {
+ public:
+  DepthwiseLine(const ConvShape& s, Lines<const float> x, const float* packed, Lines<float> y,
+                const Epilogue& e, int64_t line, Range vectors)
+      : s_(s), packed_(packed), e_(e), line_(line), limits_(e),
+        in_registers_(limits_.enough && !e.before && !e.times && !e.after) {
+    const Limits none{Epilogue{}};
+    const int64_t oy = line % s.oh, image = line / s.oh;
+    rows_ = taps_inside(oy, s.kh, s.sh, s.ph, s.dh, s.h);
+    span_.shape = &s;
+    span_.rows = rows_.size();
+    span_.vectors = vectors;
+    span_.bias = in_registers_ ? e.bias : nullptr;
+    span_.low = in_registers_ ? limits_.low : none.low;
+    span_.high = in_registers_ ? limits_.high : none.high;
+    const int64_t above = image * s.h + oy * s.sh - s.ph + rows_.begin * s.dh;
+    input_ = x.data + (above - x.first) * s.w * s.ci;
+    output_ = y.data + (line - y.first) * s.ow * s.co;
+  }
+
+  void compute() {
+    if (has_tiles(s_)) return in_tiles();
+    for (int64_t ox = 0; ox < s_.ow;) {
+      int64_t end = ox;
+      while (end < s_.ow && columns(end).size() == s_.kw && s_.ci >= kLanes) end++;
+      end = std::max(end, ox + 1);
+      const int64_t tiles = ceil_div(end - ox, kMostPixels);
+      for (int64_t tile = 0; tile < tiles; tile++) {
+        const Range some = part_of(end - ox, tile, tiles);
+        const int pixels = static_cast<int>(some.size());
+        const Range taps = columns(ox + some.begin);
+        const bool whole = taps.size() == s_.kw;
+        place(ox + some.begin, taps);
+        finish(ox + some.begin, pixels,
+               s_.ci < kLanes ? depthwise_of_few_channels
+                              : any_tile_of(s_, pixels, whole, kPixelCounts));
       }
-      if (in_registers) continue;
-      const int64_t c = vectors.begin * kLanes, c_end = std::min(vectors.end * kLanes, s.ci);
-      finish_stored(span.y + c, s.co, pixels, static_cast<int>(c_end - c), span.y + c, s.co,
-                  e.at(row, c), Finish{false, true, 0, 0, nullptr});
+      ox = end;
     }
-    ox = end;
+  }
+
+ private:
+  Range columns(int64_t ox) const { return taps_inside(ox, s_.kw, s_.sw, s_.pw, s_.dw, s_.w); }
+
+  void in_tiles() {
+    const int64_t tiles = ceil_div(s_.ow, kMostPixels);
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      const Range some = part_of(s_.ow, tile, tiles);
+      const int pixels = static_cast<int>(some.size());
+      const int64_t first = some.begin * s_.sw - s_.pw, needed = (pixels - 1) * s_.sw + s_.kw;
+      span_.inside = {std::max<int64_t>(-first, 0), std::min(s_.w - first, needed)};
+      const bool edge = span_.inside.size() < needed;
+      place(some.begin, {0, s_.kw});
+      finish(some.begin, pixels, edge ? depthwise_tile_of<true>(s_, pixels, kPixelCounts)
+                                      : depthwise_tile_of<false>(s_, pixels, kPixelCounts));
+    }
+  }
+
+  void place(int64_t pixel, Range taps) {
+    span_.columns = taps.size();
+    span_.x = input_ + (pixel * s_.sw - s_.pw + taps.begin * s_.dw) * s_.ci;
+    span_.packed = packed_ + (rows_.begin * s_.kw + taps.begin) * s_.group_inputs() * kLanes;
+    span_.y = output_ + pixel * s_.co;
+  }
+
+  void finish(int64_t pixel, int pixels, DepthwiseTile tile) const {
+    tile(span_);
+    if (in_registers_) return;
+    const int64_t c = span_.vectors.begin * kLanes;
+    const int64_t c_end = std::min(span_.vectors.end * kLanes, s_.ci);
+    finish_stored(span_.y + c, s_.co, pixels, static_cast<int>(c_end - c), span_.y + c, s_.co,
+                  e_.at(line_ * s_.ow + pixel, c), Finish{false, true, 0, 0, nullptr});
+  }
+
+  const ConvShape& s_;
+  const float* packed_;
+  const Epilogue& e_;
+  int64_t line_;
+  Limits limits_;
+  bool in_registers_;
+  Range rows_{0, 0};
+  DepthwiseSpan span_{};
+  const float* input_;
+  float* output_;
+};
+
+// Floats of the inputs of one output line that are worked on at a time: they stay in the first cache
+// until the next line, which needs most of them again.
+constexpr int64_t kLineFloats = 8 * 1024;
+constexpr int64_t kFewestVectors = 4, kLinesOfItem = 8;
+
+// Lines of outputs, some of their channels.
+static inline void depthwise_lines(const ConvShape& s, Lines<const float> x, const float* packed,
+                                   Lines<float> y, const Epilogue& e, Range lines, Range vectors) {
+  const int64_t at_once = std::max(kLineFloats / (s.kh * s.w * kLanes), kFewestVectors);
+  // The last vector may overlap the one before it, which has to be of the same part.
+  const int64_t parts = lines.size() > 1 ? std::max<int64_t>(vectors.size() / at_once, 1) : 1;
+  for (int64_t i = 0; i < parts; i++) {
+    const Range part = part_of(vectors.size(), i, parts);
+    const Range some{vectors.begin + part.begin, vectors.begin + part.end};
+    for (int64_t line = lines.begin; line < lines.end; line++)
+      DepthwiseLine(s, x, packed, y, e, line, some).compute();
   }
 }
 
@@ -287,17 +355,16 @@ static inline void depthwise(const ConvShape& s, const float* x, const float* pa
   if (lines == 0) return;
   const double work = static_cast<double>(s.pixels()) * s.ci * s.depth();
   threads = useful_threads(threads, work, kWorkPerThread);
-  // Lines are items, some of them at once; where they are few, channels are divided as well, but
-  // overlapping vectors must not be of different items.
+  // Neighbouring lines need the same inputs, so an item is some lines of a few vectors.
   const int64_t wanted = threads > 1 ? 8 * static_cast<int64_t>(threads) : 1;
-  const int64_t down = std::min(lines, wanted);
-  const int64_t across =
-      s.ci % kLanes == 0 ? std::min(ceil_div(wanted, down), ceil_div(vectors, 4)) : 1;
+  const int64_t most_across = std::max<int64_t>(vectors / kFewestVectors, 1);
+  const int64_t tall = std::min(wanted, ceil_div(lines, kLinesOfItem));
+  const int64_t across = std::min(ceil_div(wanted, tall), most_across);
+  const int64_t down = std::min(ceil_div(wanted, across), lines);
   for_each_item(down * across, threads, [&](int64_t item) {
     const Range mine = part_of(lines, item / across, down);
     const Range channels = part_of(vectors, item % across, across);
-    for (int64_t line = mine.begin; line < mine.end; line++)
-      depthwise_line(s, {x}, packed, {y}, e, line, channels);
+    depthwise_lines(s, {x}, packed, {y}, e, mine, channels);
   });
 }
 

@@ -72,11 +72,21 @@ PROBLEMS = {
     "depthwise, dilated": Problem(1, 16, (17, 9), 16, (3, 3), (1, 1), (2, 2), (2, 2), groups=16),
     "depthwise, uneven": Problem(3, 7, (8, 19), 7, (1, 7), (2, 3), (0, 3), groups=7),
     "depthwise, 7x7": Problem(1, 24, (9, 9), 24, (7, 7), padding=(3, 3), groups=24),
+    "depthwise, edges on both sides": Problem(2, 50, (3, 4), 50, (5, 5), padding=(2, 2), groups=50),
+    "depthwise, narrower than the kernel": Problem(
+        1, 33, (9, 2), 33, (3, 7), padding=(1, 3), groups=33
+    ),
+    "depthwise, more padding than kernel": Problem(
+        1, 32, (5, 3), 32, (3, 3), padding=(4, 6), groups=32
+    ),
+    "depthwise, strided edges": Problem(1, 40, (12, 13), 40, (3, 3), (2, 2), (1, 1), groups=40),
+    "depthwise, padded unevenly": Problem(1, 24, (9, 17), 24, (5, 3), (1, 2), (2, 0), groups=24),
+    "depthwise, many vectors": Problem(1, 333, (29, 31), 333, (3, 3), padding=(1, 1), groups=333),
     "depthwise, two outputs each": Problem(1, 6, (7, 7), 12, (3, 3), groups=6),
     "direct": Problem(2, 16, (21, 20), 24, (5, 5), padding=(2, 2)),
     "direct, strided": Problem(1, 19, (20, 23), 33, (3, 3), (2, 2)),
     "direct, in pieces": Problem(2, 200, (9, 8), 40, (3, 3), (1, 2), (1, 1)),
-    "direct, dilated lines": Problem(1, 64, (350,), 20, (3,), padding=(4,), dilation=(4,)),
+    "direct, dilated lines": Problem(1, 48, (350,), 20, (3,), padding=(4,), dilation=(4,)),
     "by taps": Problem(2, 50, (15, 13), 20, (3, 2), padding=(2, 3), dilation=(2, 3)),
     "by taps, strided": Problem(1, 33, (21, 18), 70, (3, 3), (2, 3), (4, 4), (4, 4)),
     "by taps, beyond the image": Problem(2, 40, (9, 8), 33, (3, 3), (1, 1), (30, 30), (30, 30)),
