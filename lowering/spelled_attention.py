@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from lowering import unequal_heads
 from lowering.graphs import same_sizes
 from lowering.regions.calls import arguments, name_of, value_of
 
@@ -87,7 +88,7 @@ def _join(graph: fx.Graph, softmax: fx.Node) -> bool:
         return False
     with graph.inserting_before(product):
         new = _Writer(graph, value_of(query).dim()).attention(query, keys, values, scores)
-        if _shows_layout(product):
+        if unequal_heads.shows_layout(product):
             new = graph.call_method("contiguous", (new,))
     new.meta = dict(product.meta)
     product.replace_all_uses_with(new)
@@ -178,16 +179,6 @@ def _is_functional(node: fx.Node) -> bool:
 def _is_of_torch(node: fx.Node) -> bool:
     module = str(getattr(node.target, "__module__", None) or "torch")
     return node.op == "call_method" or module.split(".")[0] in ("torch", "_operator", "builtins")
-
-
-def _shows_layout(product: fx.Node) -> bool:
-    """Torch's operator lays its result as the query lies, which nobody sees who only asks for the
-    transposed one in rows."""
-    transposed = list(product.users)
-    if len(transposed) != 1 or name_of(transposed[0]) not in ("transpose", "permute"):
-        return True
-    readers = list(transposed[0].users)
-    return len(readers) != 1 or name_of(readers[0]) not in ("contiguous", "reshape", "flatten")
 
 
 def _read(softmax: fx.Node, scores: _Scores) -> bool:
@@ -312,9 +303,9 @@ def _fits(query: Any, keys: Any, values: Any, weights: torch.Tensor) -> bool:
         q.dim() == k.dim() == v.dim() == weights.dim()
         and q.dim() in (3, 4)
         and isinstance(q.shape[-1], int)
+        and isinstance(v.shape[-1], int)
         and same_sizes(q.shape[:-2], k.shape[:-2])
         and same_sizes(q.shape[:-2], v.shape[:-2])
-        and same_sizes(q.shape[-1:], v.shape[-1:])
         and same_sizes((*q.shape[:-1], k.shape[-1]), weights.shape)
     )
 
@@ -341,9 +332,10 @@ class _Writer:
             node if stride == 1 else self.method("contiguous", node)
             for node, stride in zip(inputs, lie, strict=True)
         ]
-        new = self.graph.call_function(
-            functional.scaled_dot_product_attention,
-            tuple(self.in_four(node, self.dims) for node in dense),
+        new = unequal_heads.call(
+            self.graph,
+            [self.in_four(node, self.dims) for node in dense],
+            (value_of(keys).shape[-2], value_of(values).shape[-1]),
             {"attn_mask": self.mask(scores.masks), "scale": scores.scale},
         )
         return self.method("squeeze", new, 1) if self.dims == 3 else new

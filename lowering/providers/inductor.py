@@ -35,6 +35,7 @@ from lowering import (
     region_pass,
     spelled_attention,
     toolchain,
+    unequal_heads,
     vocabulary,
     written_first,
 )
@@ -87,8 +88,10 @@ def compile(request: Request) -> Compiled:
     with _torchs_own_warnings_ignored():
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    if _takes_attention(request) and spelled_attention.join(request.graph.graph):
-        request.graph.recompile()
+    if _takes_attention(request):
+        graph = request.graph.graph
+        if unequal_heads.fill_up(graph) + spelled_attention.join(graph):
+            request.graph.recompile()
     request, ahead = from_weights.split(request)
     request, ordered = before_autograd.lower(request)
     config = config_of(request)

@@ -65,12 +65,47 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Attention]:
         scale = named.get("scale")
         if named.get("dropout_p", 0.0) or not isinstance(size, int):
             continue
+        output, query, key, value = _without_zeros(output, *_inputs(named))
         yield Attention(
             output,
-            named["query"],
-            named["key"],
-            named["value"],
+            query,
+            key,
+            value,
             mask,
             bool(named.get("is_causal", False)),
             float(scale) if scale is not None else 1.0 / math.sqrt(size),
         )
+
+
+def _inputs(named: dict[str, Any]) -> tuple[fx.Node, fx.Node, fx.Node]:
+    return named["query"], named["key"], named["value"]
+
+
+def _without_zeros(
+    output: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node
+) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node]:
+    """What `unequal_heads` filled up, as it was before."""
+    bare_query, bare_key, bare_value = (_unfilled(node) for node in (query, key, value))
+    if bare_query.meta["val"].shape[-1] == bare_key.meta["val"].shape[-1]:
+        query, key = bare_query, bare_key
+    part = next(iter(output.users)) if len(output.users) == 1 else None
+    size = bare_value.meta["val"].shape[-1]
+    if bare_value is not value and part is not None and _is_first_part(part, size):
+        output, value = part, bare_value
+    return output, query, key, value
+
+
+def _unfilled(node: fx.Node) -> fx.Node:
+    if node.target is not aten.constant_pad_nd.default:
+        return node
+    args: Any = (*node.args, 0)
+    image, sizes, value = args[:3]
+    return image if len(sizes) == 2 and sizes[0] == 0 and sizes[1] > 0 and value == 0 else node
+
+
+def _is_first_part(node: fx.Node, size: int) -> bool:
+    """Of the last dimension, so many."""
+    if node.target is not aten.slice.Tensor or len(node.args) != 4:
+        return False
+    _, dim, start, end = node.args
+    return dim in (3, -1) and start in (0, None) and type(end) is int and end == size

@@ -65,25 +65,30 @@ def find(graph: fx.Graph) -> Iterator[AttentionCall]:
     for node in list(graph.nodes):
         if name_of(node) != "scaled_dot_product_attention":
             continue
-        given = arguments(node, _NAMES, _DEFAULTS)
-        values = [value_of(given[name]) for name in _NAMES[:3]]
+        named = given(node)
+        values = [value_of(named[name]) for name in _NAMES[:3]]
         if any(value is None or value.dim() != 4 for value in values):
             continue
-        key, of_key = _unrepeated(given["key"])
-        value, of_value = _unrepeated(given["value"])
+        key, of_key = _unrepeated(named["key"])
+        value, of_value = _unrepeated(named["value"])
         if value_of(key).shape[1] != value_of(value).shape[1]:
-            key, value, of_key, of_value = given["key"], given["value"], (), ()
+            key, value, of_key, of_value = named["key"], named["value"], (), ()
         yield AttentionCall(
             node,
-            given["query"],
+            named["query"],
             key,
             value,
-            given["attn_mask"],
-            given["dropout_p"],
-            given["is_causal"],
-            given["scale"],
+            named["attn_mask"],
+            named["dropout_p"],
+            named["is_causal"],
+            named["scale"],
             (*of_key, *of_value),
         )
+
+
+def given(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name, all of them."""
+    return arguments(node, _NAMES, _DEFAULTS)
 
 
 def _unrepeated(node: fx.Node) -> tuple[fx.Node, Sequence[fx.Node]]:

@@ -99,6 +99,59 @@ def test_grouped_heads() -> None:
     check(each, *qkv(8, 19, 33, 32, key_heads=2), *qkv(6, 1, 90, 64, key_heads=1), taken=4)
 
 
+@pytest.mark.parametrize(("size", "of_values"), [(16, 40), (48, 32), (24, 25)])
+def test_values_of_another_size(size: int, of_values: int) -> None:
+    """Where torch has no kernel of its own for CPUs, and lays the result in rows."""
+    q, k, _ = qkv(4, 21, 40, size)
+    v, mask = torch.randn(2, 4, 40, of_values), torch.randn(21, 40)
+    nothing = torch.rand(2, 1, 21, 40) > 0.3
+    nothing[:, :, 4] = False
+
+    def each(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, nothing: Tensor) -> list[Tensor]:
+        return [
+            attend(q, k, v),
+            attend(q, k, v, mask, scale=0.1).view(2, 4, -1),
+            attend(q, k, v, nothing).transpose(1, 2).reshape(2, 21, -1),
+            attend(q, k[:, :, :21], v[:, :, :21], is_causal=True)[..., 1:5],
+            attend(q[:, :, :1], k, v).transpose(1, 2).flatten(2),
+        ]
+
+    check(each, q, k, v, mask, nothing, taken=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_values_of_another_size_in_half_precision(dtype: torch.dtype) -> None:
+    q, k, _ = (tensor.to(dtype) for tensor in qkv(4, 19, 40, 24))
+    check(attend, q, k, torch.randn(2, 4, 40, 16).to(dtype), taken=1)
+
+
+def test_values_of_another_size_and_lengths_that_change() -> None:
+    model = Of(lambda m, q, k, v: attend(q, k, v).transpose(1, 2).flatten(2))
+    compiled = compile_at("O2", model)
+    for length in (19, 40, 33):
+        q, k, v = qkv(3, length, length, 24)
+        v = torch.cat((v, v), -1)
+        for tensor in (q, k, v):
+            torch._dynamo.mark_dynamic(tensor, 2)
+        hold(compiled, model, q, k, v, where=f"{length}")
+    assert_regions(compiled, ("attention", "mha", 1, 3))
+
+
+def test_zeros_of_the_users_own_stay() -> None:
+    """They are part of what is multiplied, and of the result."""
+    q, k, v = qkv(2, 9, 14, 16)
+
+    def each(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        wide = functional.pad(v, (0, 8))
+        return [
+            attend(functional.pad(q, (0, 4)), functional.pad(k, (0, 4)), functional.pad(v, (0, 4))),
+            attend(functional.pad(q, (0, 8)), functional.pad(k, (0, 8)), wide)[..., :20],
+            attend(functional.pad(q, (0, 4)), functional.pad(k, (4, 0)), functional.pad(v, (2, 2))),
+        ]
+
+    check(each, q, k, v, taken=3)
+
+
 class Transformer(nn.Module):
     """One layer as models have it: projections, heads side by side in memory, a residual."""
 

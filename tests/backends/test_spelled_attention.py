@@ -198,6 +198,18 @@ FOUND: dict[str, Case] = {
         lambda x: as_layers_lay_it(x, torch.matmul).transpose(1, 2).reshape(2, QUERIES, -1),
         (tokens,),
     ),
+    "wide values": (
+        lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
+        (q, kv, lambda: kv(2, HEADS, KEYS, SIZE + 4)),
+    ),
+    "narrow values": (
+        lambda q, k, v, m: ((q @ k.mT) * 0.2 + m).softmax(-1) @ v[..., 1:4],
+        (*QKV, added),
+    ),
+    "wide values, heads merged": (
+        lambda q, k, v: torch.bmm(torch.bmm(q, k.mT).softmax(-1), v).sum(0),
+        (lambda: q(4, 9, 8), lambda: kv(4, 14, 8), lambda: kv(4, 14, 20)),
+    ),
     "one query": (
         lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
         (lambda: q(2, 3, 1, 8), kv, kv, lambda: added(2, 1, 1, KEYS)),
@@ -236,10 +248,6 @@ LEFT: dict[str, Case] = {
         QKV,
     ),
     "a factor for each pair": (lambda q, k, v, m: (q @ k.mT * m).softmax(-1) @ v, (*QKV, added)),
-    "values of another size": (
-        lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
-        (q, kv, lambda: kv(2, HEADS, KEYS, SIZE + 4)),
-    ),
     "one head of keys": (
         lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
         (q, lambda: kv(2, 1, KEYS, SIZE), lambda: kv(2, 1, KEYS, SIZE)),
