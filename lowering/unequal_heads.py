@@ -73,7 +73,8 @@ def _fill_up(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _is_usual(value: torch.Tensor) -> bool:
-    return value.dim() == 4 and value.dtype in _FLOATS and value.device.type == "cpu"
+    dense = value.layout is torch.strided and not value.is_nested
+    return dense and value.dim() == 4 and value.dtype in _FLOATS and value.device.type == "cpu"
 
 
 def shows_layout(product: fx.Node) -> bool:

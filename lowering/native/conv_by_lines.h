@@ -31,7 +31,7 @@ static inline int64_t bands_of(const ConvShape& depthwise, int threads) {
 // Whether the lines of a depthwise kernel, and the convolution that makes them, stay in the cache.
 static inline bool lines_suit(const ConvShape& first, const ConvShape& second, int threads) {
   if (first.values() < kWorthPairing || second.values() == 0) return false;
-  if (first.groups > 1 || !(first.pointwise() || direct_suits(first))) return false;
+  if (!makes_lines(first) || !(first.pointwise() || direct_suits(first))) return false;
   if (!by_channel(second)) return false;
   const int64_t lines = (second.kh - 1) * second.dh + 1;
   return lines * second.w * second.ci <= kWideLines && bands_of(second, threads) > 0;

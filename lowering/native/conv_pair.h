@@ -27,11 +27,14 @@ constexpr int64_t kMostMade = 8 * kLinesMade;
 // Lines of a spatial convolution are gathered for each group of channels: there has to be one only.
 constexpr int64_t kMostGathered = 4 * kLanes;
 
+// Whether some lines of it are made as they are made alone, number by number.
+static inline bool makes_lines(const ConvShape& s) { return s.groups == 1 && !taps_suit(s); }
+
 static inline bool pair_suits(const ConvShape& first, const ConvShape& second) {
   if (first.values() < kWorthPairing || second.values() == 0) return false;
   if (by_channel(second)) {
     const int64_t lines = (second.kh - 1) * second.dh + 1;
-    return first.groups == 1 && (first.pointwise() || first.co <= kMostGathered) &&
+    return makes_lines(first) && (first.pointwise() || first.co <= kMostGathered) &&
            lines * second.w * kLanes <= kMostMade;
   }
   return by_channel(first) && second.groups == 1 && second.pointwise() &&

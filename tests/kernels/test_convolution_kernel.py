@@ -226,7 +226,7 @@ def norm_of_ones(channels: int) -> tuple[Tensor, ...]:
     return ones, ones, ones, ones
 
 
-@pytest.mark.parametrize("name", ["3x3 padded", "pointwise", "depthwise", "1-D"])
+@pytest.mark.parametrize("name", ["3x3 padded", "pointwise", "depthwise", "1-D", "by taps"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_epilogues(name: str, activation: str) -> None:
     problem = PROBLEMS[name]
@@ -237,7 +237,13 @@ def test_epilogues(name: str, activation: str) -> None:
         check(f"{given:03b}", problem, x * 3, weight, beside=beside, activation=activation)
 
 
-@pytest.mark.parametrize("name", ["3x3 padded", "stem", "pointwise", "grouped", "depthwise", "1-D"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["3x3 padded", "stem", "pointwise", "grouped", "depthwise", "1-D"],
+        *["by taps, strided", "direct, grouped", "depthwise, edges on both sides"],
+    ],
+)
 def test_special_values(name: str) -> None:
     """One NaN and one infinity reach the pixels under their windows and no others."""
     problem = PROBLEMS[name]

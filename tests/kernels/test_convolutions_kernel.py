@@ -40,6 +40,15 @@ CHAINS = {
         Problem(1, 12, (44, 44), 48, (1, 1)),
         Problem(1, 48, (44, 44), 48, (3, 3), (1, 1), (0, 0), (3, 2), groups=48),
     ],
+    "depthwise behind a dilated one": [
+        Problem(1, 40, (40, 44), 48, (3, 3), padding=(2, 2), dilation=(2, 2)),
+        Problem(1, 48, (40, 44), 48, (3, 3), padding=(1, 1), groups=48),
+        Problem(1, 48, (40, 44), 16, (1, 1)),
+    ],
+    "depthwise behind groups": [
+        Problem(1, 40, (40, 44), 64, (3, 3), padding=(1, 1), groups=2),
+        Problem(1, 64, (40, 44), 64, (3, 3), padding=(1, 1), groups=64),
+    ],
     "more padding than kernel": [
         Problem(1, 8, (40, 40), 48, (1, 1)),
         Problem(1, 48, (40, 40), 48, (3, 3), (3, 3), (4, 5), groups=48),
