@@ -203,7 +203,7 @@ def _refuses_convolution(match: Convolution) -> str:
         return "openmp takes convolutions of lines and images only"
     outputs = total // match.groups
     shared = outputs == inputs and _share_vectors(total, inputs)
-    fills = outputs >= _FILLS_LANES or shared
+    fills = outputs >= (_FILLS_LANES_ALONE if match.stands_alone else _FILLS_LANES) or shared
     # 1x1 is no slower than oneDNN's, lines it does not take, and half precision it leaves half.
     others = match.groups > 1 and len(taps) == 2 and max(taps) > 1
     if others and not fills and match.dtype is torch.float32:
@@ -221,7 +221,8 @@ def _share_vectors(total: int, inputs: int) -> bool:
 _LANES = 16  # of the widest vectors, AVX-512's
 # With 16 oneDNN's kernel is 1.0 to 1.2 times as fast, but with its calls in between a network took
 # 1.7 times as long (RegNetX-400MF, Zen 5); with 2 it was four times as fast (Zen 4).
-_FILLS_LANES = 16
+# Alone between images in rows 16 took up to 1.5 times as long as torch's, 24 0.8 to 1.4 (Zen 5).
+_FILLS_LANES, _FILLS_LANES_ALONE = 16, 32
 
 
 def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:

@@ -61,6 +61,20 @@ def test_groups_that_do_not_fill_vectors(
     assert region_rows(half)[-1][1] == "openmp"  # the graph that was compiled last
 
 
+@pytest.mark.parametrize(("groups", "taken"), [(3, 4), (4, 3)])
+def test_groups_between_other_convolutions(
+    monkeypatch: pytest.MonkeyPatch, groups: int, taken: int
+) -> None:
+    """From 16 outputs on, where a call of oneDNN's between ours would cost more than it gains."""
+    monkeypatch.undo()
+    layers = [nn.Conv2d(48, 48, 1), nn.Conv2d(48, 48, 3, 1, 1, groups=groups), nn.Conv2d(48, 48, 1)]
+    layers.insert(1, nn.Conv2d(48, 48, 3, 2, 1, groups=2))
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 48, 17, 17)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    assert sum(row[2] for row in region_rows(compiled) if row[1] == "openmp") == taken
+
+
 def image(batch: int = 2, channels: int = 4, height: int = 10, width: int = 12) -> Tensor:
     return torch.randn(batch, channels, height, width)
 
