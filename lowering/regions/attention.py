@@ -65,7 +65,8 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Attention]:
         scale = named.get("scale")
         if named.get("dropout_p", 0.0) or not isinstance(size, int):
             continue
-        output, query, key, value = _without_zeros(output, *_inputs(named))
+        query, key, value = named["query"], named["key"], named["value"]
+        output, query, key, value = _without_zeros(output, query, key, value)
         yield Attention(
             output,
             query,
@@ -75,10 +76,6 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[Attention]:
             bool(named.get("is_causal", False)),
             float(scale) if scale is not None else 1.0 / math.sqrt(size),
         )
-
-
-def _inputs(named: dict[str, Any]) -> tuple[fx.Node, fx.Node, fx.Node]:
-    return named["query"], named["key"], named["value"]
 
 
 def _without_zeros(

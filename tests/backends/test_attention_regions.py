@@ -16,7 +16,7 @@ from tests.support import torches
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of
 from tests.support.numerics import assert_contract
-from tests.support.regions import assert_regions, hold, region_rows
+from tests.support.regions import assert_regions, hold, no_cached_graphs, region_rows
 from tests.support.reports import assert_ran_as_planned
 
 Tensor = torch.Tensor
@@ -117,6 +117,19 @@ def test_values_of_another_size(size: int, of_values: int) -> None:
         ]
 
     check(each, q, k, v, mask, nothing, taken=5)
+
+
+def test_no_zeros_are_multiplied_for_values_of_another_size() -> None:
+    """What is filled up on the way through torch's operator does not reach our kernel."""
+    from torch._inductor.utils import run_and_get_code
+
+    q, k, v = qkv(4, 21, 40, 16)
+    for values in (torch.cat((v, v), -1), v[..., :8]):
+        torch._dynamo.reset()
+        with torch.no_grad(), no_cached_graphs():
+            _, (code, *_) = run_and_get_code(compile_at("O2", attend), q, k, values)
+        assert "mha_attention" in code
+        assert "constant_pad" not in code
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
