@@ -31,10 +31,10 @@ from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
 from kernel_dispatch.sleeping_threads import waking_threads
 from kernel_dispatch.thread_count import with_threads
-from lowering import layouts, machine, packing, providers, ranking, targets
+from lowering import checkpoints, layouts, machine, packing, providers, ranking, targets
 from lowering.contract import Compiled, Graph, Request
 from lowering.errors import UnifiedError, UnifiedWarning
-from lowering.graphs import capture_of, clone, first_place, lean_clone
+from lowering.graphs import capture_of, clone, first_place, lean
 from lowering.levels import Level
 from lowering.native import library
 from lowering.prior import prior
@@ -87,7 +87,7 @@ def _pipeline_or_eager(
     unknown_kwargs: Mapping[str, Any],
 ) -> Graph:
     """A bug of ours must not stop the user: then the graph runs as Dynamo captured it."""
-    untouched = lean_clone(gm)
+    untouched = _uncompiled(gm)
     try:
         return _pipeline(gm, example_inputs, settings, unknown_kwargs)
     except (UnifiedError, UnifiedWarning):
@@ -101,8 +101,11 @@ def _pipeline_or_eager(
         reason = Reason("internal-error", str(error) or repr(error), facts.place)
         log.info("a bug of kernel_dispatch", exc_info=True)
         reporting.fell_back(record, "plan", "unified", "eager", reason, error)
-        run = untouched.forward
-        return Guard(record, run, run)
+        return Guard(record, untouched, untouched)
+
+
+def _uncompiled(gm: fx.GraphModule) -> Graph:
+    return lean(checkpoints.as_without_compiler(clone(gm))).forward
 
 
 def _pipeline(
@@ -121,7 +124,7 @@ def _pipeline(
     record = _open(gm, settings, facts, chosen, seconds, unknown_kwargs)
     if library.failure() and not settings.disable & {"openmp", "mha"}:
         reporting.missing_kernels(record, library.failure())
-    eager = with_threads(lean_clone(gm).forward, settings.threads)
+    eager = with_threads(_uncompiled(gm), settings.threads)
     try:
         with _timed("compile", seconds), caches.observed(record.cache):
             record.provider, compiled = _compile(gm, example_inputs, record)
@@ -251,7 +254,7 @@ def _compile_on_target(
             following = names[position + 1] if position + 1 < len(names) else "eager"
             reason = Reason("compile-failed", str(error) or repr(error), record.place)
             reporting.fell_back(record, "compile", name, following, reason, error)
-    return "eager", Compiled(run=lean_clone(gm).forward, plain=True)
+    return "eager", Compiled(run=_uncompiled(gm), plain=True)
 
 
 def _left_to_eager(record: GraphReport, reason: Reason) -> None:

@@ -58,17 +58,21 @@ def captured(node: fx.Node) -> Any:
     return getattr(_captured.get({}).get(node.name), "example", None)
 
 
-def lean_clone(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy to keep for as long as the graph lives: no fake tensors, no shape environment."""
-    result = clone(module)
-    for child in result.modules():
+# Where Dynamo keeps what a checkpoint saves and what it computes again, if the user said so.
+CHECKPOINT_CONTEXT = "_checkpoint_context_fn"
+
+
+def lean(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of our own, to keep for as long as the graph lives: drops fake tensors and the shape
+    environment."""
+    for child in module.modules():
         if isinstance(child, fx.GraphModule):
-            child.meta = {}
+            child.meta = {k: v for k, v in child.meta.items() if k == CHECKPOINT_CONTEXT}
             for node in child.graph.nodes:
                 node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
     for name in ("_param_name_to_source", "_source_to_user_stacks", "compile_subgraph_reason"):
-        result.__dict__.pop(name, None)
-    return result
+        module.__dict__.pop(name, None)
+    return module
 
 
 def dump(module: fx.GraphModule, folder: str) -> None:
