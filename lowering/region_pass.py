@@ -50,7 +50,7 @@ _REGIONS = {
     "softmax": softmax,
     "group_norm": groups,
 }
-_OUR_LINEARS = ("linear", "openmp")
+_OUR_LINEARS, _OUR_CONVOLUTIONS = ("linear", "openmp"), ("convolution", "openmp")
 # Their results may lie in memory in another way than torch's.
 _LAY_OUT_OTHERWISE = ("convolution", "transposed_convolution", "attention", "rope")
 
@@ -225,7 +225,9 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     moved = [region for region in taken if not region.left]
     if any(region.name in _LAY_OUT_OTHERWISE for region in moved):
         outputs.put_back(module, strides, stands_for, group_norm.put_right)
-    convolution_groups.join(module.graph)
+    for name in convolution_groups.join(module.graph):
+        (ours,) = [one for one in taken if (one.name, one.provider) == _OUR_CONVOLUTIONS]
+        ours.detail = _with(ours.detail, [name])
     if linear_groups.join(module.graph):
         (linears,) = [region for region in taken if (region.name, region.provider) == _OUR_LINEARS]
         linears.detail = _with(linears.detail, ["shared_input"])

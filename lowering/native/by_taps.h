@@ -37,7 +37,7 @@ struct Part {
   int64_t column() const { return panels.begin * kLanes; }
   int64_t columns() const { return std::min(panels.size() * kLanes, s.co - column()); }
   float* outputs(int64_t line, int64_t pixel) const {
-    return y + (line * s.ow + pixel) * s.co + column();
+    return y + (line * s.ow + pixel) * s.ldy + column();
   }
 };
 
@@ -56,9 +56,9 @@ static inline void add_tap(const Part& part, int64_t row, int64_t tap, Range dee
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
       const Range some = part_of(under.size(), chunk, chunks);
       const int64_t pixel = under.begin + some.begin;
-      multiply_blocks({part.x + (from + pixel * s.sw) * s.ci + deep.begin, s.sw * s.ci, 1},
+      multiply_blocks({part.x + (from + pixel * s.sw) * s.ldx + deep.begin, s.sw * s.ldx, 1},
                       some.size(), weights, part.columns(), deep.size(), part.outputs(line, pixel),
-                      s.co, Epilogue{}, more, Block{});
+                      s.ldy, Epilogue{}, more, Block{});
     }
   }
 }
@@ -80,7 +80,7 @@ static inline void compute(const Part& part, const float* packed, const Epilogue
   const Limits limits(e);
   const Finish last{false, true, limits.low, limits.high, nullptr};
   float* const to = part.outputs(0, first);
-  finish_stored(to, s.co, static_cast<int>(pixels), static_cast<int>(part.columns()), to, s.co,
+  finish_stored(to, s.ldy, static_cast<int>(pixels), static_cast<int>(part.columns()), to, s.ldy,
                 e.at(first, part.column()), last);
 }
 

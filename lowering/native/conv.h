@@ -3,6 +3,7 @@
 
 #include "by_taps.h"
 #include "channel_factors.h"
+#include "channel_norm.h"
 #include "depthwise.h"
 #include "direct.h"
 #include "gemm.h"
@@ -37,13 +38,19 @@ static inline void conv_pack(float* packed, const float* w, const float* scale,
   });
 }
 
-// Whether inputs may be multiplied by a factor for each channel on the way.
-static inline bool takes_factors(const ConvShape& s) { return s.pointwise() && s.groups == 1; }
+// What happens to inputs on their way: a factor for each channel of each image, or a norm and limits.
+struct Prologue {
+  const float* factors = nullptr;
+  int64_t ld_factors = 0;  // from an image to the next
+  ChannelNorm norm{};
+  float low = 0, high = 0;
+};
 
-// The rows of the epilogue's operands are output pixels, their columns output channels. `factors`: of
-// the channels of each image, or nullptr.
+static inline bool takes_prologue(const ConvShape& s) { return s.pointwise() && s.groups == 1; }
+
+// The rows of the epilogue's operands are output pixels, their columns output channels.
 static inline void conv(const ConvShape& s, const float* x, const float* packed, float* y,
-                        const Epilogue& e, int threads, const float* factors = nullptr) {
+                        const Epilogue& e, int threads, const Prologue& before = {}) {
   if (depthwise_suits(s)) return depthwise(s, x, packed, y, e, threads);
   const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
   if (m == 0 || n == 0) return;
@@ -58,13 +65,17 @@ static inline void conv(const ConvShape& s, const float* x, const float* packed,
     const PackedColumns columns{packed + g * packed_size(k, n), k};
     const Epilogue part = e.at(0, g * n);
     float* to = y + g * n;
-    if (factors != nullptr)
-      multiply_item(grid, item, m, n, k, ScaledRows{x, s.ci, factors, s.h * s.w}, columns, to,
-                    s.co, part);
+    if (before.factors != nullptr)
+      multiply_item(grid, item, m, n, k,
+                    ScaledRows{x, s.ldx, before.factors, before.ld_factors, s.h * s.w}, columns, to,
+                    s.ldy, part);
+    else if (before.norm.scale != nullptr)
+      multiply_item(grid, item, m, n, k, NormedRows{x, s.ldx, before.norm, before.low, before.high},
+                    columns, to, s.ldy, part);
     else if (s.pointwise())
-      multiply_item(grid, item, m, n, k, MatrixRows{x + g * k, s.ci}, columns, to, s.co, part);
+      multiply_item(grid, item, m, n, k, MatrixRows{x + g * k, s.ldx}, columns, to, s.ldy, part);
     else
-      multiply_item(grid, item, m, n, k, ImageRows(s, x, g), columns, to, s.co, part);
+      multiply_item(grid, item, m, n, k, ImageRows(s, x, g), columns, to, s.ldy, part);
   });
 }
 

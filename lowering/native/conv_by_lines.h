@@ -68,7 +68,7 @@ void for_each_band(const ConvStage& first, const ConvStage& second, const float*
     const int64_t image = item / bands;
     const Range mine = part_of(d.oh, item % bands, bands);
     if (s.pointwise())
-      use(MatrixRows{x, s.ci}, image, mine);
+      use(MatrixRows{x, s.ldx}, image, mine);
     else
       use(DirectLines(s, x), image, mine);
   });
@@ -97,7 +97,8 @@ static inline void dense_then_depthwise_lines(const ConvStage& first, const Conv
 static inline void bottleneck(const ConvStage& first, const ConvStage& second,
                               const ConvStage& third, const float* x, float* y, int threads) {
   const ConvShape& s = second.shape;
-  const int64_t narrow = third.shape.co, wide = s.ow * s.ci, at_once = lines_at_once(s, wide);
+  const int64_t narrow = third.shape.co, ldy = third.shape.ldy;
+  const int64_t wide = s.ow * s.ci, at_once = lines_at_once(s, wide);
   for_each_band(first, second, x, threads, [&](auto inputs, int64_t image, Range mine) {
     float* const filtered = scratch<5>(at_once * wide);
     const auto depthwise_and_project = [&](const Lines<const float>& lines, Range some) {
@@ -105,7 +106,7 @@ static inline void bottleneck(const ConvStage& first, const ConvStage& second,
       depthwise_lines(s, lines, second.packed, {filtered, line}, second.epilogue,
                       {line, line + some.size()}, {0, panels_of(s.ci)});
       multiply_item(Grid{}, 0, some.size() * s.ow, narrow, s.ci, MatrixRows{filtered, s.ci},
-                    PackedColumns{third.packed, s.ci}, y + row * narrow, narrow,
+                    PackedColumns{third.packed, s.ci}, y + row * ldy, ldy,
                     third.epilogue.at(row, 0));
     };
     made_line_by_line(first, s, inputs, image, mine, at_once, depthwise_and_project);

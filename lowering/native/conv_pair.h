@@ -115,7 +115,7 @@ void depthwise_of_made_lines(const ConvStage& first, const ConvStage& second, In
                              float* y, int64_t image, Range panels, Range mine) {
   MadeLines<Inputs> made(first, inputs, image, panels);
   ConvShape s = second.shape;
-  s.ci = s.groups = made.channels();  // of the buffer; the output keeps all of them
+  s.ci = s.ldx = s.groups = made.channels();  // of the buffer; the output keeps all of them
   const int64_t channel = panels.begin * kLanes, line = s.w * s.ci;
   const int64_t reach = (s.kh - 1) * s.dh + 1;
   const int64_t at_once = std::max<int64_t>((kLinesMade / line - reach) / s.sh + 1, 1);
@@ -159,7 +159,7 @@ static inline void dense_then_depthwise(const ConvStage& first, const ConvStage&
     const int64_t band = item % bands, group = item / bands % groups, image = item / bands / groups;
     const Range wide = part_of(panels, group, groups), mine = part_of(d.oh, band, bands);
     if (s.pointwise())
-      depthwise_of_made_lines(first, second, MatrixRows{x, s.ci}, y, image, wide, mine);
+      depthwise_of_made_lines(first, second, MatrixRows{x, s.ldx}, y, image, wide, mine);
     else if (direct_suits(s))
       depthwise_of_made_lines(first, second, DirectLines(s, x), y, image, wide, mine);
     else
@@ -171,6 +171,7 @@ static inline void depthwise_then_pointwise(const ConvStage& first, const ConvSt
                                             const float* x, float* y, int threads) {
   const ConvShape& d = first.shape;
   const int64_t lines = d.n * d.oh, k = d.co, n = second.shape.co, line = d.ow * k;
+  const int64_t ldy = second.shape.ldy;
   const double work = static_cast<double>(second.shape.values()) * k;
   threads = useful_threads(threads, work, kWorkPerThread);
   const int64_t at_once = std::min(std::max<int64_t>(2 * kLinesMade / line, 1), lines);
@@ -183,7 +184,7 @@ static inline void depthwise_then_pointwise(const ConvStage& first, const ConvSt
       depthwise_lines(d, {x}, first.packed, {buffer, at}, first.epilogue, {at, end},
                       {0, panels_of(k)});
       multiply_item(Grid{}, 0, (end - at) * d.ow, n, k, MatrixRows{buffer, k},
-                    PackedColumns{second.packed, k}, y + row * n, n, second.epilogue.at(row, 0));
+                    PackedColumns{second.packed, k}, y + row * ldy, ldy, second.epilogue.at(row, 0));
     }
   });
 }

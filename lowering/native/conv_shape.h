@@ -9,6 +9,8 @@ namespace kd {
 // above and to the left; how much there is below and to the right follows from the output's size.
 struct ConvShape {
   int64_t n, h, w, ci, co, kh, kw, sh, sw, ph, pw, dh, dw, groups, oh, ow;
+  // Floats from a pixel to the next: more than its channels where those are some of a larger image's.
+  int64_t ldx, ldy;
 
   int64_t group_inputs() const { return ci / groups; }
   int64_t group_outputs() const { return co / groups; }

@@ -14,9 +14,8 @@ Tensor computed(at::ArrayRef<Layer> layers, std::vector<Tensor> given, bool rows
   const bool lines = given.front().dim() == 3;
   for (Tensor& image : given) image = image_of(image);
   const Tensor out = rows ? all_in_rows(layers, given) : all_of(layers, given);
-  const auto is_mean = [](const Layer& layer) { return layer.is_mean(); };
-  const auto means = std::count_if(layers.begin(), layers.end(), is_mean);
-  if (out.numel() > 0) count(kConvolution, static_cast<int64_t>(layers.size()) - means);
+  const auto is_one = [](const Layer& layer) { return layer.is_convolution(); };
+  if (out.numel() > 0) count(kConvolution, std::count_if(layers.begin(), layers.end(), is_one));
   return lines ? out.squeeze(2) : out;
 }
 
@@ -42,14 +41,15 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
 }
 
 // Tensors, integers and numbers of each layer, one layer after the other.
-constexpr size_t kTensors = 6, kIntegers = 16, kNumbers = 3;
+constexpr size_t kTensors = 6, kIntegers = 19, kNumbers = 3;
 
-// What a layer reads is there before it. All but the image may be left out.
+// What a layer reads is there before it. All but the image may be left out. The last one makes memory.
 void check_order(at::ArrayRef<Layer> layers, size_t given) {
+  TORCH_CHECK(!layers.empty() && !layers.back().is(Kind::slice), "no layer makes the result");
   for (size_t i = 0; i < layers.size(); i++) {
-    TORCH_CHECK(layers[i].image >= 0, "convolution ", i, " reads no image: ", layers[i].image);
+    TORCH_CHECK(layers[i].image >= 0, "layer ", i, " reads no image: ", layers[i].image);
     for (const int64_t value : layers[i].reads())
-      TORCH_CHECK(value < static_cast<int64_t>(given + i), "convolution ", i, " reads value ", value,
+      TORCH_CHECK(value < static_cast<int64_t>(given + i), "layer ", i, " reads value ", value,
                   ", which is made later");
   }
 }
@@ -59,7 +59,7 @@ Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
                     at::TensorList others, bool rows) {
   const size_t count = numbers.size() / kNumbers;
   TORCH_CHECK(tensors.size() == count * kTensors && integers.size() == count * kIntegers,
-              "each of ", count, " convolutions needs ", kTensors, " tensors and ", kIntegers,
+              "each of ", count, " layers needs ", kTensors, " tensors and ", kIntegers,
               " integers");
   std::vector<Layer> layers;
   layers.reserve(count);
@@ -72,7 +72,8 @@ Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
     layers.push_back({tensor(0), tensor(1), {tensor(2), tensor(3), tensor(4), tensor(5), number[0]},
                       of_layer.slice(0, 2), of_layer.slice(2, 4), of_layer.slice(6, 2), of_layer[8],
                       of_layer[9], number[1], number[2], of_layer[10] != 0, of_layer[11],
-                      of_layer[12], of_layer[13], of_layer[14], of_layer[15]});
+                      of_layer[12], of_layer[13], of_layer[14], of_layer[15],
+                      static_cast<Kind>(of_layer[16]), {of_layer[17], of_layer[18]}});
   }
   std::vector<Tensor> given{x};
   given.insert(given.end(), others.begin(), others.end());

@@ -29,9 +29,13 @@ inline void pointwise_in_rows(const Layer& layer, const ConvShape& shape,
   const PackedPtr packed = packed_pointwise_rows(layer, shape);
   std::vector<Tensor> rows;
   for (const Tensor& image : given) rows.push_back(in_rows(image));
-  const Beside3 beside(layer, rows, at::MemoryFormat::Contiguous);
-  const Epilogue epilogue = epilogue_of<float>(nullptr, beside.before, beside.times, beside.after,
-                                               shape.h * shape.w, layer.act, layer.a, layer.b);
+  const auto beside = [&](int64_t value) {
+    return Beside(value < 0 ? OptionalTensor() : rows[value], at::MemoryFormat::Contiguous);
+  };
+  const Beside before = beside(layer.before), times = beside(layer.times);
+  const Beside after = beside(layer.after);
+  const Epilogue epilogue = epilogue_of<float>(nullptr, before, times, after, shape.h * shape.w,
+                                               layer.act, layer.a, layer.b);
   pointwise_rows(shape, rows.front().const_data_ptr<float>(), packed->weight.data(), to, epilogue,
                  threads());
 }

@@ -63,7 +63,7 @@ struct DepthwiseSpan {
 class DepthwiseStore {
  public:
   explicit DepthwiseStore(const DepthwiseSpan& span)
-      : y_(span.y), pixel_(span.shape->co), bias_(span.bias), low_(splat(span.low)),
+      : y_(span.y), pixel_(span.shape->ldy), bias_(span.bias), low_(splat(span.low)),
         high_(splat(span.high)) {}
 
   template <int pixels>
@@ -86,7 +86,7 @@ class DepthwiseStore {
 template <int pixels, int kw, int stride, bool edge>
 void depthwise_tile(const DepthwiseSpan& span) {
   const ConvShape& s = *span.shape;
-  const int64_t line = s.dh * s.w * s.ci, pixel = s.ci, rows = span.rows;
+  const int64_t line = s.dh * s.w * s.ldx, pixel = s.ldx, rows = span.rows;
   const DepthwiseStore finish(span);
   for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
     const int64_t c = first_channel(s.ci, v);
@@ -115,7 +115,7 @@ void depthwise_tile(const DepthwiseSpan& span) {
 template <int pixels>
 void depthwise_tile_of_any_kernel(const DepthwiseSpan& span) {
   const ConvShape& s = *span.shape;
-  const int64_t line = s.dh * s.w * s.ci, tap = s.dw * s.ci, step = s.sw * s.ci;
+  const int64_t line = s.dh * s.w * s.ldx, tap = s.dw * s.ldx, step = s.sw * s.ldx;
   const int64_t rows = span.rows, columns = span.columns;
   const DepthwiseStore finish(span);
   for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
@@ -146,7 +146,7 @@ static inline vec spread_in_groups(vec v, int which) {
 template <int pixels, int channels>
 void grouped_tile(const DepthwiseSpan& span) {
   const ConvShape& s = *span.shape;
-  const int64_t line = s.dh * s.w * s.ci, tap = s.dw * s.ci, step = s.sw * s.ci;
+  const int64_t line = s.dh * s.w * s.ldx, tap = s.dw * s.ldx, step = s.sw * s.ldx;
   const int64_t rows = span.rows, columns = span.columns;
   const DepthwiseStore finish(span);
   for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
@@ -183,7 +183,7 @@ static inline void depthwise_of_few_channels(const DepthwiseSpan& span) {
   vec sum{};
   for (int64_t r = 0; r < span.rows; r++) {
     for (int64_t q = 0; q < span.columns; q++) {
-      const float* x = span.x + (r * s.dh * s.w + q * s.dw) * s.ci;
+      const float* x = span.x + (r * s.dh * s.w + q * s.dw) * s.ldx;
       sum = multiply_add(load_first(x, count), load(span.packed + (r * s.kw + q) * kLanes), sum);
     }
   }
@@ -260,8 +260,8 @@ class DepthwiseLine {
     span_.low = in_registers_ ? limits_.low : none.low;
     span_.high = in_registers_ ? limits_.high : none.high;
     const int64_t above = image * s.h + oy * s.sh - s.ph + rows_.begin * s.dh;
-    input_ = x.data + (above - x.first) * s.w * s.ci;
-    output_ = y.data + (line - y.first) * s.ow * s.co;
+    input_ = x.data + (above - x.first) * s.w * s.ldx;
+    output_ = y.data + (line - y.first) * s.ow * s.ldy;
   }
 
   void compute() {
@@ -304,9 +304,9 @@ class DepthwiseLine {
 
   void place(int64_t pixel, Range taps) {
     span_.columns = taps.size();
-    span_.x = input_ + (pixel * s_.sw - s_.pw + taps.begin * s_.dw) * s_.ci;
+    span_.x = input_ + (pixel * s_.sw - s_.pw + taps.begin * s_.dw) * s_.ldx;
     span_.packed = packed_ + (rows_.begin * s_.kw + taps.begin) * s_.group_inputs() * kLanes;
-    span_.y = output_ + pixel * s_.co;
+    span_.y = output_ + pixel * s_.ldy;
   }
 
   void finish(int64_t pixel, int pixels, DepthwiseTile tile) const {
@@ -314,7 +314,7 @@ class DepthwiseLine {
     if (in_registers_) return;
     const int64_t c = span_.vectors.begin * kLanes;
     const int64_t c_end = std::min(span_.vectors.end * kLanes, s_.ci);
-    finish_stored(span_.y + c, s_.co, pixels, static_cast<int>(c_end - c), span_.y + c, s_.co,
+    finish_stored(span_.y + c, s_.ldy, pixels, static_cast<int>(c_end - c), span_.y + c, s_.ldy,
                   e_.at(line_ * s_.ow + pixel, c), Finish{false, true, 0, 0, nullptr});
   }
 

@@ -53,8 +53,8 @@ class DirectLines {
     const int64_t column = pixels.columns.begin * s_.sw - s_.pw;
     const int64_t columns = wide(pixels.columns.size());
     line_ = pixels.lines.begin, column_ = pixels.columns.begin;
-    const float* from = x_ + (pixels.image * s_.h * s_.w + column) * s_.ci;
-    stride_ = copies() ? columns * channels_ : s_.w * s_.ci;
+    const float* from = x_ + (pixels.image * s_.h * s_.w + column) * s_.ldx;
+    stride_ = copies() ? columns * channels_ : s_.w * s_.ldx;
     from_ = from + first * stride_;
     if (!copies()) return;
     float* made = scratch<0>(floats(pixels.lines.size(), pixels.columns.size()));
@@ -67,7 +67,7 @@ class DirectLines {
       const int64_t begin = outside ? columns : within(0), end = outside ? columns : within(s_.w);
       fill_zero(made, begin * channels_);
       if (begin < end)
-        copy_pixels(made + begin * channels_, from + (y * s_.w + begin) * s_.ci, end - begin);
+        copy_pixels(made + begin * channels_, from + (y * s_.w + begin) * s_.ldx, end - begin);
       fill_zero(made + end * channels_, (columns - end) * channels_);
     }
   }
@@ -84,11 +84,11 @@ class DirectLines {
   }
 
  private:
-  bool copies() const { return padded_ || s_.groups > 1; }
+  bool copies() const { return padded_ || s_.ldx != channels_; }
 
   void copy_pixels(float* to, const float* from, int64_t count) const {
-    if (s_.groups == 1) return copy_row(to, from, count * channels_);
-    for (int64_t i = 0; i < count; i++) copy_row(to + i * channels_, from + i * s_.ci, channels_);
+    if (s_.ldx == channels_) return copy_row(to, from, count * channels_);
+    for (int64_t i = 0; i < count; i++) copy_row(to + i * channels_, from + i * s_.ldx, channels_);
   }
 
   ConvShape s_;
@@ -146,7 +146,7 @@ static inline void direct_block(const DirectPart& part, const Pixels& pixels) {
           const int64_t first = pixels.columns.begin + some.begin;
           const int64_t row = (pixels.image * s.oh + line) * s.ow + first;
           multiply_blocks(image.block(line, first, runs, deep.begin), some.size(), right, columns,
-                          deep.size(), part.y + row * s.co + column, s.co,
+                          deep.size(), part.y + row * s.ldy + column, s.ldy,
                           part.e.at(row, column), finish, Block{});
         }
       }

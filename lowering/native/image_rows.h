@@ -25,7 +25,7 @@ class ImageRows {
   ImageRows(const ConvShape& shape, const float* x, int64_t group)
       : s_(shape), x_(x + group * shape.group_inputs()) {
     // Neighbouring taps of an ungrouped, undilated kernel row are neighbours in memory too.
-    const bool joined = s_.groups == 1 && s_.dw == 1;
+    const bool joined = s_.groups == 1 && s_.dw == 1 && s_.ldx == s_.ci;
     taps_ = joined ? s_.kw : 1;
     run_ = taps_ * s_.group_inputs();
   }
@@ -65,11 +65,11 @@ class ImageRows {
   // following pixels.
   void run(int64_t line, int64_t x, int64_t count, int64_t skip, int64_t size, float* to,
            int64_t ld) const {
-    const float* from = x_ + line * s_.w * s_.ci + skip;
+    const float* from = x_ + line * s_.w * s_.ldx + skip;
     int64_t i = 0;
     for (; i < count && x < 0; i++, x += s_.sw) clipped(from, x, skip, size, to + i * ld);
-    const int64_t step = s_.sw * s_.ci;
-    const float* source = from + x * s_.ci;
+    const int64_t step = s_.sw * s_.ldx;
+    const float* source = from + x * s_.ldx;
     const int64_t inside = s_.w - taps_ < x ? i : i + (s_.w - taps_ - x) / s_.sw + 1;
     const int64_t end = std::min(inside, count);
     x += (end - i) * s_.sw;
@@ -90,7 +90,7 @@ class ImageRows {
     const int64_t begin = within(-x * per_tap), end = within((s_.w - x) * per_tap);
     if (begin >= end) return fill_zero(to, size);
     fill_zero(to, begin);
-    copy_row(to + begin, from + x * s_.ci + begin, end - begin);
+    copy_row(to + begin, from + x * s_.ldx + begin, end - begin);
     fill_zero(to + end, size - end);
   }
 

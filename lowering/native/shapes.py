@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lowering import linear_groups, recurrent
+from lowering.convolution_steps import Kind
 from lowering.native import library
 
 Optional = torch.Tensor | None
@@ -67,10 +68,12 @@ def _convolution(
     spatial = [(size + p + q - d * (k - 1) - 1) // s + 1 for size, k, s, p, q, d in sizes]
     if rows:
         return x.new_empty((x.shape[0], weight.shape[0], *spatial))
-    # Channels last in memory, also for images with one row (1-D).
-    dims = (*range(2, x.dim()), 1)
-    out = x.new_empty((x.shape[0], *spatial, weight.shape[0]))
-    return out.permute(0, len(dims), *range(1, len(dims)))
+    return _channels_last(x, weight.shape[0], spatial)
+
+
+def _channels_last(like: torch.Tensor, channels: int, sizes: Sequence[int]) -> torch.Tensor:
+    """In memory, also for images with one row (1-D)."""
+    return like.new_empty((like.shape[0], *sizes, channels)).movedim(-1, 1)
 
 
 def _convolutions(
@@ -82,18 +85,32 @@ def _convolutions(
     rows: bool = False,
 ) -> torch.Tensor:
     values = [x, *others]
-    for weight, sizes in zip(tensors[::6], zip(*[iter(integers)] * 16, strict=True), strict=True):
-        image = values[sizes[11]]
-        if weight is None:  # the mean of each channel's pixels
-            values.append(image.new_empty((*image.shape[:2], *[1] * (image.dim() - 2))))
-            continue
-        spatial = slice(2 - (image.dim() - 2), 2)  # the last one only, where images have one row
-        stride, top_left, bottom_right, dilation = (sizes[i : i + 2][spatial] for i in (0, 2, 4, 6))
-        none = (None,) * 5
-        geometry = (stride, (*top_left, *bottom_right), dilation)
-        values.append(_convolution(image, weight, *none, 0.0, *geometry))
+    for weight, layer in zip(tensors[::6], zip(*[iter(integers)] * 19, strict=True), strict=True):
+        values.append(_layer(values[layer[11]], weight, layer))
     last = values[-1]
     return torch.empty_like(last, memory_format=torch.contiguous_format) if rows else last
+
+
+def _layer(image: torch.Tensor, weight: Optional, layer: Sequence[int]) -> torch.Tensor:
+    kind, extent = layer[16], layer[17:]
+    if kind == Kind.CONVOLUTION:
+        spatial = slice(2 - (image.dim() - 2), 2)  # the last one only, where images have one row
+        stride, top_left, bottom_right, dilation = (layer[i : i + 2][spatial] for i in (0, 2, 4, 6))
+        geometry = (stride, (*top_left, *bottom_right), dilation)
+        assert weight is not None
+        return _convolution(image, weight, *(None,) * 5, 0.0, *geometry)
+    _, channels, *sizes = image.shape
+    if kind == Kind.MEAN:
+        sizes = [1] * len(sizes)
+    elif kind in (Kind.PART, Kind.SLICE):
+        channels = extent[1]
+    elif kind != Kind.NORM:
+        sizes = [
+            (size + layer[2 + i] + layer[4 + i] - layer[6 + i] * (extent[i] - 1) - 1) // layer[i]
+            + 1
+            for i, size in enumerate(sizes)
+        ]
+    return _channels_last(image, channels, sizes)
 
 
 def transposed_sizes(

@@ -46,7 +46,7 @@ static inline std::vector<Phase> phases_of(const TransposedShape& s) {
   for (int64_t i = 0; i < s.sh * s.sw; i++) {
     const PhaseAxis y(i / s.sw, s.sh, s.kh, s.ph, s.oh), x(i % s.sw, s.sw, s.kw, s.pw, s.ow);
     const ConvShape shape{s.n, s.h, s.w,      s.ci,     s.co, y.taps, x.taps,  1,
-                          1,   y.before, x.before, 1, 1,    1,      y.count, x.count};
+                          1,   y.before, x.before, 1, 1,    1,      y.count, x.count, s.ci, s.co};
     phases.push_back({y, x, shape, packed});
     packed += packed_size(shape.depth(), s.co);
   }

@@ -108,10 +108,10 @@ class Inputs {
     for (int64_t tile = some.begin; tile < some.end; tile++, to += ld) {
       const Place place(tiles, tile);
       const int64_t y = place.y - s_.ph, x = place.x - s_.pw;
-      const float* from = x_ + ((place.image * s_.h + y) * s_.w + x) * s_.ci;
+      const float* from = x_ + ((place.image * s_.h + y) * s_.w + x) * s_.ldx;
       const bool inside = y >= 0 && x >= 0 && y + 3 * s_.dh < s_.h && x + 3 * s_.dw < s_.w;
       const int64_t full = inside ? channels / kLanes * kLanes : 0;
-      const int64_t down = s_.dh * s_.w * s_.ci, right = s_.dw * s_.ci;
+      const int64_t down = s_.dh * s_.w * s_.ldx, right = s_.dw * s_.ldx;
       for (int64_t c = 0; c < full; c += kLanes)
         one(to + c, apart, [&](int i, int j) { return load(from + i * down + j * right + c); });
       for (int64_t c = full; c < channels; c += kLanes) {
@@ -202,7 +202,7 @@ class Outputs {
                        : activate(e_.act, v, e_.a, e_.b);
     if (e_.times) v *= get(e_.times + pixel * e_.ld_times + c);
     if (e_.after) v += get(e_.after + pixel * e_.ld_after + c);
-    float* to = y_ + pixel * s_.co + c;
+    float* to = y_ + pixel * s_.ldy + c;
     if (lanes == kLanes)
       store(to, v);
     else

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lowering.convolution_steps import Kind
 from lowering.native import library
 from tests.kernels.test_convolution_kernel import Problem, compute, expected
 from tests.kernels.test_linear_kernel import ACTIVATIONS
@@ -170,7 +171,7 @@ def joined(
     for problem, layer, read in zip(problems, layers, reads, strict=True):
         if problem is None:
             tensors += [None] * 6
-            integers += [0] * 11 + [*read, NOTHING]
+            integers += [0] * 11 + [*read, NOTHING, Kind.MEAN, 0, 0]
             numbers += [0.0] * 3
             continue
         stride, padding, dilation, groups = problem.geometry()
@@ -179,7 +180,7 @@ def joined(
         for numbers_of in (stride, padding, padding, dilation):
             integers += numbers_of * (2 // len(numbers_of))
         integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0]
-        integers += [*read, *[NOTHING] * (5 - len(read))]
+        integers += [*read, *[NOTHING] * (5 - len(read)), Kind.CONVOLUTION, 0, 0]
         numbers += [1e-3, a, b]
     return kernels().openmp_convolutions(x, tensors, integers, numbers, others)
 
@@ -319,15 +320,15 @@ def test_factors_of_another_convolution_are_refused() -> None:
 
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     x, weight = CHAINS["expand, depthwise"][0].tensors()
-    with pytest.raises(RuntimeError, match="each of 1 convolutions needs 6 tensors"):
-        kernels().openmp_convolutions(x, [weight], [1] * 16, [0.0] * 3, [])
+    with pytest.raises(RuntimeError, match="each of 1 layers needs 6 tensors"):
+        kernels().openmp_convolutions(x, [weight], [1] * 19, [0.0] * 3, [])
 
 
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (1, "convolution 0 reads value 1, which is made later"),
-        (-1, "convolution 0 reads no image: -1"),
+        (1, "layer 0 reads value 1, which is made later"),
+        (-1, "layer 0 reads no image: -1"),
     ],
 )
 def test_values_that_are_not_there_are_refused(image: int, message: str) -> None:
