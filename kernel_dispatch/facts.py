@@ -66,6 +66,7 @@ class GraphFacts:
             training=self.training,
             dynamic=self.dynamic,
             mutation=bool(self.written_inputs),
+            random=self.random,
             subclasses=frozenset(self.subclasses),
         )
 
@@ -109,12 +110,14 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
     boundary = {id(t): t for node in placeholders for t in writing.tensors(_value(node))}
     ops: Counter[str] = Counter()
     computing = flops = moved = 0
+    random = False
     for graph in writing.graphs(module):
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
             name = op_name(node)
             ops[name] += 1
+            random |= _is_random(name, node)
             if not _is_free(name, node):
                 computing += 1
                 flops += _flops(name, node)
@@ -141,7 +144,7 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
         dynamic_dims=dynamic_dims,
         training=torch.is_grad_enabled() and any(t.requires_grad for t in reached),
         written_inputs=written,
-        random=not _RANDOM.isdisjoint(ops),
+        random=random,
         subclasses=tuple(sorted({n for e in example_inputs for n in _subclass_name(e)})),
         flops=flops,
         bytes_moved=moved,
@@ -191,6 +194,22 @@ def _tensors_of_args(node: fx.Node) -> list[torch.Tensor]:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+# Where functions that draw numbers in training only are told of it, and what holds if they are not.
+_DROPOUTS = dict.fromkeys((name for name in _RANDOM if "dropout" in name), (2, True))
+_TOLD_OF_TRAINING = {**_DROPOUTS, "rrelu": (3, False)}
+
+
+def _is_random(name: str, node: fx.Node) -> bool:
+    given = dict(enumerate(node.args))
+    if name == "scaled_dot_product_attention":
+        return given.get(4, node.kwargs.get("dropout_p", 0.0)) != 0.0
+    if name in _TOLD_OF_TRAINING:
+        at, otherwise = _TOLD_OF_TRAINING[name]
+        named = node.kwargs.get("train", node.kwargs.get("training", otherwise))
+        return bool(given.get(at, named))
+    return name in _RANDOM
 
 
 def _input_fact(node: fx.Node) -> Iterator[TensorFact]:

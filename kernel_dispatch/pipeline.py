@@ -31,7 +31,7 @@ from kernel_dispatch.selection import Plan, plan
 from kernel_dispatch.settings import Settings, resolve
 from kernel_dispatch.sleeping_threads import waking_threads
 from kernel_dispatch.thread_count import with_threads
-from lowering import checkpoints, layouts, machine, packing, providers, ranking, targets
+from lowering import layouts, machine, packing, providers, ranking, targets, without_compiler
 from lowering.contract import Compiled, Graph, Request
 from lowering.errors import UnifiedError, UnifiedWarning
 from lowering.graphs import capture_of, clone, first_place, lean
@@ -105,7 +105,7 @@ def _pipeline_or_eager(
 
 
 def _uncompiled(gm: fx.GraphModule) -> Graph:
-    return lean(checkpoints.as_without_compiler(clone(gm))).forward
+    return lean(without_compiler.prepare(clone(gm))).forward
 
 
 def _pipeline(

@@ -31,6 +31,7 @@ class CapabilityRow:
     refused_ops: frozenset[str] = frozenset()
     op_features: frozenset[tuple[str, str, str]] = frozenset()  # (op, feature that it needs, why)
     refused_complex_ops: frozenset[str] = frozenset()  # refused where complex numbers are around
+    refused_random_ops: frozenset[str] = frozenset()  # refused where random numbers are drawn
     refused_alone: frozenset[str] = frozenset()  # refused in float32 as a graph's only op
     training: bool = True
     no_training: str = ""  # why it takes inference only, where there is more to say
@@ -63,6 +64,7 @@ class Work:
     training: bool = False
     dynamic: bool = False
     mutation: bool = False
+    random: bool = False
     subclasses: frozenset[str] = frozenset()
     shape_class: str = ""  # of a region: what decides who is fast (one row or many, depthwise ...)
 
@@ -128,9 +130,14 @@ def _check_values(  # type: ignore[no-untyped-def]
         ops := work.ops & row.refused_complex_ops
     ):
         no("op-unsupported", f"{row.provider} does not take {_listed(ops)} of complex numbers")
+    if work.random and (ops := work.ops & row.refused_random_ops):
+        no("op-unsupported", f"{row.provider} does not take {_listed(ops)} and random numbers")
     in_training = work.training and row.min_bytes_training is not None
     min_bytes = row.min_bytes_training if in_training else row.min_bytes
-    if work.op_count < row.min_ops and work.bytes_moved < (min_bytes or 0):
+    # Who draws random numbers must not depend on size or gradients: a checkpoint calls a function
+    # without gradients, and again with them, and wants the same numbers.
+    little = not work.random and work.op_count < row.min_ops
+    if little and work.bytes_moved < (min_bytes or 0):
         no(
             "too-small",
             f"{work.op_count} ops and {work.bytes_moved} bytes; {row.provider} starts to pay at "

@@ -11,7 +11,6 @@ from torch import fx
 
 from lowering import (
     before_autograd,
-    checkpoints,
     direct_calls,
     from_weights,
     group_norm,
@@ -20,6 +19,7 @@ from lowering import (
     recurrent,
     resampled,
     vocabulary,
+    without_compiler,
 )
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import dump
@@ -43,7 +43,7 @@ def compile(request: Request) -> Compiled:
     if request.region_rows and not request.training and vocabulary.may_hold_regions(request.graph):
         compiled = _with_library_calls(request)
     else:
-        compiled = Compiled(run=checkpoints.as_without_compiler(request.graph).forward)
+        compiled = Compiled(run=without_compiler.prepare(request.graph).forward)
     compiled.notes += ahead.notes
     compiled.regions[:0] = [*ahead.regions, *ordered]
     compiled.plain = not ahead.regions and all(region.left for region in compiled.regions)
@@ -80,7 +80,7 @@ def _with_library_calls(request: Request) -> Compiled:
     )
     run = innermost_fn(compile_graph(request.graph, list(request.example_inputs)))
     if all(region.left for region in taken):  # then torch's calls as they were written cost less
-        run = checkpoints.as_without_compiler(request.graph).forward
+        run = without_compiler.prepare(request.graph).forward
     return Compiled(run=run, regions=taken)
 
 

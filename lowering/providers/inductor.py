@@ -115,6 +115,7 @@ def compile(request: Request) -> Compiled:
         parting.put_right(),
         cut_short.made_anew(),
         neutral_constants.computed(),
+        _keys_that_suffice(request.graph),
     ):
         run: Any = compile_fx(
             request.graph,
@@ -131,6 +132,17 @@ def compile(request: Request) -> Compiled:
     return Compiled(
         run=before_autograd.counted(ahead.of(run), regions), regions=regions, notes=notes
     )
+
+
+def _keys_that_suffice(module: fx.GraphModule) -> contextlib.AbstractContextManager[None]:
+    """AOTAutograd's cache takes graphs that differ in the value of a Python float for the same one,
+    and the code in it has that value as a constant (pytorch#197889)."""
+    from torch._functorch import config
+
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    if any(isinstance(value, torch.SymFloat) for value in values):
+        return config.patch(enable_autograd_cache=False)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

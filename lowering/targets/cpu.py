@@ -35,6 +35,10 @@ _WRONG_ON_COMPLEX = frozenset(
     "linalg_lu_solve".split()
 )
 
+# Dynamo leaves functions with these layers uncompiled where gradients are wanted: random numbers
+# are eager's then, and have to be without gradients, too.
+_UNCOMPILED_WITH_GRADIENTS = frozenset("lstm gru rnn_tanh rnn_relu".split())
+
 # By themselves they are computed at least as fast by torch, which has vector functions of MKL and
 # oneDNN. Inductor takes 1.1 to 2.6 times as long, for `group_norm` channels last 4 to 7, for `erfc`
 # 5 to 8 (0.1 to 5 ms of float32, one thread of a Xeon with AVX-512, torch 2.13).
@@ -95,6 +99,7 @@ TARGET = Target(
             Level.O2,
             priority=50,
             refused_complex_ops=_WRONG_ON_COMPLEX,
+            refused_random_ops=_UNCOMPILED_WITH_GRADIENTS,
             refused_alone=_NOTHING_TO_FUSE,
             min_ops=2,
             min_bytes=1 << 16,

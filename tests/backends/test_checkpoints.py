@@ -1,4 +1,5 @@
-"""Checkpoints of activations: gradients as without a compiler, whoever runs the graph."""
+"""Checkpoints of activations, and parts that are compiled once: gradients as without a compiler,
+whoever runs the graph."""
 
 from __future__ import annotations
 
@@ -108,3 +109,76 @@ def test_a_body_writes_its_buffers_as_often_as_without_a_compiler(level: str) ->
     _step(compile_at(level, model), x)
     _step(twin, x)
     assert_bit_identical(dict(model.named_buffers()), dict(twin.named_buffers()), level)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_what_a_checkpoint_was_given_must_not_be_written(level: str) -> None:
+    """It would be computed again from the new numbers; as without a compiler autograd says so."""
+
+    def body(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        scale.add_(1)
+        return (x * scale).sin()
+
+    def function(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return checkpoint(body, x, scale, use_reentrant=False)
+
+    for run in (function, compile_at(level, function)):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(torch.randn(3, requires_grad=True), torch.ones(3)).sum().backward()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(32, 32, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(nn.functional.dropout(x, 0.5))[0].pow(2)
+
+
+class Alone(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("make", [Alone, Recurrent])
+def test_the_same_numbers_without_gradients_and_with_them(
+    make: Callable[[], nn.Module], level: str
+) -> None:
+    """A checkpoint of the older kind, around compiled code, relies on it."""
+    compiled = compile_at(level, make())
+    x = (torch.rand(8, 64, 32) + 0.1).requires_grad_()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        expected = compiled(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-5)
+    torch.manual_seed(3)
+    checkpoint(compiled, x, use_reentrant=True).sum().backward()
+    again = x.detach().requires_grad_()
+    torch.manual_seed(3)
+    compiled(again).sum().backward()
+    assert_bit_identical(x.grad == 0, again.grad == 0, "what dropout left out")
+
+
+@torch.compiler.nested_compile_region
+def _region(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x @ weight).sin()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_parts_that_are_compiled_once(level: str) -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return _region(_region(x, weight), weight) + _region(x, weight)
+
+    tensors = torch.randn(4, 4), torch.randn(4, 4)
+    results = []
+    compiled = compile_at(level, function)
+    for run, dtype in ((compiled, None), (function, None), (function, torch.double)):
+        leaves = [one.to(dtype or one.dtype).clone().requires_grad_() for one in tensors]
+        result = run(*leaves)
+        result.sum().backward()
+        results.append([result.detach(), *(leaf.grad for leaf in leaves)])
+    assert_contract(*results, f"a nested region at {level}")
+    assert_ran_as_planned(compiled, level)

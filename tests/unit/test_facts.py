@@ -220,14 +220,17 @@ def test_collecting_adds_no_guard() -> None:
         (lambda x: F.dropout(x, 0.5), True),
         (lambda x: torch.rand_like(x) + x, True),
         (lambda x: x.clone().normal_(), True),
-        (lambda x: F.dropout(x, 0.5, training=False) + x.cos(), None),
+        (lambda x: F.dropout(x, 0.5, training=False) + x.cos(), False),
+        (lambda x: torch.dropout(x, 0.5, train=True), True),
+        (lambda x: F.rrelu(x), False),
+        (lambda x: F.rrelu(x, training=True), True),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), True),
+        (lambda x: F.scaled_dot_product_attention(x, x, x), False),
         (lambda x: x.cos(), False),
     ],
 )
-def test_random(fn: Callable[..., Any], random: bool | None) -> None:
-    facts = facts_of(fn, tensor(4))
-    if random is not None:
-        assert facts.random is random
+def test_random(fn: Callable[..., Any], random: bool) -> None:
+    assert facts_of(fn, tensor(4, 4)).random is random
 
 
 def test_bodies_of_higher_order_ops_are_counted() -> None:
