@@ -202,9 +202,9 @@ _TOLD_OF_TRAINING = {**_DROPOUTS, "rrelu": (3, False)}
 
 
 def _is_random(name: str, node: fx.Node) -> bool:
-    given = dict(enumerate(node.args))
+    given: dict[int, Any] = dict(enumerate(node.args))
     if name == "scaled_dot_product_attention":
-        return given.get(4, node.kwargs.get("dropout_p", 0.0)) != 0.0
+        return bool(given.get(4, node.kwargs.get("dropout_p", 0.0)) != 0.0)
     if name in _TOLD_OF_TRAINING:
         at, otherwise = _TOLD_OF_TRAINING[name]
         named = node.kwargs.get("train", node.kwargs.get("training", otherwise))
