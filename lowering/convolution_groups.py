@@ -160,16 +160,12 @@ def _arguments(group: Sequence[Member]) -> tuple[Any, ...]:
         number_of[value] = len(number_of) - 1
     count = len(given)  # of values so far
     tensors: list[Any] = []
-    integers: list[Any] = []
-    numbers: list[float] = []
+    texts: list[str] = []
     for member in group:
         for step in member.steps:
             number_of[PREVIOUS] = count - 1
-            tensors += step.tensors
-            integers += [*step.window, step.groups, step.act, int(step.winograd)]
-            integers += [*(number_of[value] for value in step.reads()), int(step.kind)]
-            integers += step.extent
-            numbers += step.numbers
+            tensors += [tensor for tensor in step.tensors if tensor is not None]
+            texts.append(step.text(number_of.__getitem__))
             count += 1
         number_of[member.node] = count - 1
-    return (given[0], tensors, integers, numbers, given[1:])
+    return (given[0], tensors, " ".join(texts), given[1:])

@@ -18,7 +18,7 @@ from lowering.outputs import copied, lies_channels_last
 # tensors, or lists of them.
 _READ_CHANNELS_LAST = {
     "kernel_dispatch::openmp_convolution": (0, 12, 13, 14),
-    "kernel_dispatch::openmp_convolutions": (0, 4),
+    "kernel_dispatch::openmp_convolutions": (0, 3),
     "kernel_dispatch::openmp_transposed_convolution": (0,),
     "kernel_dispatch::mkldnn_convolution": (0,),
     "kernel_dispatch::mkldnn_transposed_convolution": (0,),

@@ -9,10 +9,11 @@ make one value together.
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -58,7 +59,7 @@ PREVIOUS = object()  # what the step before makes
 @dataclass(frozen=True)
 class Step:
     kind: Kind
-    image: fx.Node
+    image: Any
     before: Any = None
     times: Any = None
     after: Any = None
@@ -73,6 +74,35 @@ class Step:
 
     def reads(self) -> list[Any]:
         return [self.image, self.before, self.times, self.after, self.factors]
+
+    def text(self, number_of: Callable[[Any], int]) -> str:
+        """As `LayerText` in native/layer_text.h reads it. `number_of`: of a value that is read."""
+        there = sum(1 << i for i, tensor in enumerate(self.tensors) if tensor is not None)
+        read = [number_of(value) for value in self.reads()]
+        own = (self.groups, self.act, int(self.winograd))
+        bits = (struct.unpack("<q", struct.pack("<d", number))[0] for number in self.numbers)
+        every = (there, *self.window, *own, *read, self.kind, *self.extent, *bits)
+        return " ".join(str(int(one)) for one in every)
+
+
+class Told(NamedTuple):
+    """What a text says of a step, as far as sizes depend on it."""
+
+    kind: Kind
+    tensors: int
+    image: int
+    window: list[int]
+    extent: list[int]
+
+
+def told(text: str) -> list[Told]:
+    return [
+        Told(Kind(one[17]), one[0].bit_count(), one[12], one[1:9], one[18:20])
+        for one in map(list, zip(*[map(int, text.split())] * _INTEGERS, strict=True))
+    ]
+
+
+_INTEGERS = 23  # in the text of a step
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 #include "convolution_rows.h"
 #include "counters.h"
+#include "layer_text.h"
 
 namespace kd {
 namespace {
@@ -40,9 +41,6 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
   return computed(layer, std::move(given), rows);
 }
 
-// Tensors, integers and numbers of each layer, one layer after the other.
-constexpr size_t kTensors = 6, kIntegers = 19, kNumbers = 3;
-
 // What a layer reads is there before it. All but the image may be left out. The last one makes memory.
 void check_order(at::ArrayRef<Layer> layers, size_t given) {
   TORCH_CHECK(!layers.empty() && !layers.back().is(Kind::slice), "no layer makes the result");
@@ -54,27 +52,12 @@ void check_order(at::ArrayRef<Layer> layers, size_t given) {
   }
 }
 
-Tensor convolutions(const Tensor& x, const c10::List<OptionalTensor>& tensors,
-                    at::IntArrayRef integers, at::ArrayRef<double> numbers,
+Tensor convolutions(const Tensor& x, at::TensorList tensors, c10::string_view text,
                     at::TensorList others, bool rows) {
-  const size_t count = numbers.size() / kNumbers;
-  TORCH_CHECK(tensors.size() == count * kTensors && integers.size() == count * kIntegers,
-              "each of ", count, " layers needs ", kTensors, " tensors and ", kIntegers,
-              " integers");
-  std::vector<Layer> layers;
-  layers.reserve(count);
-  for (size_t i = 0; i < count; i++) {
-    const auto tensor = [&](size_t which) {
-      return or_undefined(tensors.get(i * kTensors + which));
-    };
-    const auto of_layer = integers.slice(i * kIntegers, kIntegers);
-    const double* number = &numbers[i * kNumbers];
-    layers.push_back({tensor(0), tensor(1), {tensor(2), tensor(3), tensor(4), tensor(5), number[0]},
-                      of_layer.slice(0, 2), of_layer.slice(2, 4), of_layer.slice(6, 2), of_layer[8],
-                      of_layer[9], number[1], number[2], of_layer[10] != 0, of_layer[11],
-                      of_layer[12], of_layer[13], of_layer[14], of_layer[15],
-                      static_cast<Kind>(of_layer[16]), {of_layer[17], of_layer[18]}});
-  }
+  const auto described = LayerText::of(std::string(text));
+  TORCH_CHECK(tensors.size() == described->tensors(), "these layers have ", described->tensors(),
+              " tensors, and here are ", tensors.size());
+  const std::vector<Layer> layers = described->layers(tensors);
   std::vector<Tensor> given{x};
   given.insert(given.end(), others.begin(), others.end());
   check_order(layers, given.size());
@@ -94,14 +77,21 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
       "float b, bool winograd=False, *, bool rows=False) -> Tensor",
       as_in_the_graph);
   library.def(
-      "openmp_convolutions(Tensor x, Tensor?[] tensors, int[] integers, float[] numbers, "
-      "Tensor[] others, *, bool rows=False) -> Tensor",
+      "openmp_convolutions(Tensor x, Tensor[] tensors, str layers, Tensor[] others, *, "
+      "bool rows=False) -> Tensor",
       as_in_the_graph);
 }
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
   library.impl("openmp_convolution", convolution);
   library.impl("openmp_convolutions", convolutions);
+}
+
+// They are part of inference graphs alone. Torch's own answer for operators without a gradient would
+// look at every tensor in every call.
+TORCH_LIBRARY_IMPL(kernel_dispatch, Autograd, library) {
+  library.impl("openmp_convolution", torch::CppFunction::makeFallthrough());
+  library.impl("openmp_convolutions", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace kd

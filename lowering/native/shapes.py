@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lowering import linear_groups, recurrent
-from lowering.convolution_steps import Kind
+from lowering import convolution_steps, linear_groups, recurrent
+from lowering.convolution_steps import Kind, Told
 from lowering.native import library
 
 Optional = torch.Tensor | None
@@ -78,38 +78,34 @@ def _channels_last(like: torch.Tensor, channels: int, sizes: Sequence[int]) -> t
 
 def _convolutions(
     x: torch.Tensor,
-    tensors: Sequence[Optional],
-    integers: Sequence[int],
-    _: object,
+    tensors: Sequence[torch.Tensor],
+    text: str,
     others: Sequence[torch.Tensor],
     rows: bool = False,
 ) -> torch.Tensor:
-    values = [x, *others]
-    for weight, layer in zip(tensors[::6], zip(*[iter(integers)] * 19, strict=True), strict=True):
-        values.append(_layer(values[layer[11]], weight, layer))
+    values, left = [x, *others], iter(tensors)
+    for step in convolution_steps.told(text):
+        own = [next(left) for _ in range(step.tensors)]
+        values.append(_step(values[step.image], own, step))
     last = values[-1]
     return torch.empty_like(last, memory_format=torch.contiguous_format) if rows else last
 
 
-def _layer(image: torch.Tensor, weight: Optional, layer: Sequence[int]) -> torch.Tensor:
-    kind, extent = layer[16], layer[17:]
-    if kind == Kind.CONVOLUTION:
-        spatial = slice(2 - (image.dim() - 2), 2)  # the last one only, where images have one row
-        stride, top_left, bottom_right, dilation = (layer[i : i + 2][spatial] for i in (0, 2, 4, 6))
-        geometry = (stride, (*top_left, *bottom_right), dilation)
-        assert weight is not None
-        return _convolution(image, weight, *(None,) * 5, 0.0, *geometry)
+def _step(image: torch.Tensor, tensors: Sequence[torch.Tensor], step: Told) -> torch.Tensor:
+    stride, before, behind, dilation = (step.window[i : i + 2] for i in (0, 2, 4, 6))
     _, channels, *sizes = image.shape
-    if kind == Kind.MEAN:
+    if step.kind is Kind.CONVOLUTION:
+        first = 2 - len(sizes)  # images with one row have the second dimension only
+        padding = (*before[first:], *behind[first:])
+        geometry = (stride[first:], padding, dilation[first:])
+        return _convolution(image, tensors[0], *(None,) * 5, 0.0, *geometry)
+    if step.kind is Kind.MEAN:
         sizes = [1] * len(sizes)
-    elif kind in (Kind.PART, Kind.SLICE):
-        channels = extent[1]
-    elif kind != Kind.NORM:
-        sizes = [
-            (size + layer[2 + i] + layer[4 + i] - layer[6 + i] * (extent[i] - 1) - 1) // layer[i]
-            + 1
-            for i, size in enumerate(sizes)
-        ]
+    elif step.kind in (Kind.PART, Kind.SLICE):
+        channels = step.extent[1]
+    elif step.kind is not Kind.NORM:
+        window = zip(sizes, before, behind, dilation, step.extent, stride, strict=True)
+        sizes = [(size + p + q - d * (k - 1) - 1) // s + 1 for size, p, q, d, k, s in window]
     return _channels_last(image, channels, sizes)
 
 

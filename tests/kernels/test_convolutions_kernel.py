@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowering.convolution_steps import Kind
+from lowering.convolution_steps import Kind, Step
 from lowering.native import library
 from tests.kernels.test_convolution_kernel import Problem, compute, expected
 from tests.kernels.test_linear_kernel import ACTIVATIONS
@@ -165,24 +165,28 @@ def joined(
 ) -> Tensor:
     """`reads`: the number of each one's image, of what lies beside its output, and of the factors
     of its channels, if there are any. No problem: the mean of the image's pixels."""
-    tensors: list[Tensor | None] = []
-    integers: list[int] = []
-    numbers: list[float] = []
+    tensors: list[Tensor] = []
+    texts: list[str] = []
     for problem, layer, read in zip(problems, layers, reads, strict=True):
-        if problem is None:
-            tensors += [None] * 6
-            integers += [0] * 11 + [*read, NOTHING, Kind.MEAN, 0, 0]
-            numbers += [0.0] * 3
-            continue
-        stride, padding, dilation, groups = problem.geometry()
-        _, a, b = ACTIVATIONS[layer["activation"]]
-        tensors += [layer["weight"], layer["bias"], *layer["norm"]]
-        for numbers_of in (stride, padding, padding, dilation):
-            integers += numbers_of * (2 // len(numbers_of))
-        integers += [groups, list(ACTIVATIONS).index(layer["activation"]), 0]
-        integers += [*read, *[NOTHING] * (5 - len(read)), Kind.CONVOLUTION, 0, 0]
-        numbers += [1e-3, a, b]
-    return kernels().openmp_convolutions(x, tensors, integers, numbers, others)
+        step = Step(Kind.MEAN, *read) if problem is None else step_of(problem, layer, read)
+        tensors += [tensor for tensor in step.tensors if tensor is not None]
+        texts.append(step.text(lambda number: NOTHING if number is None else number))
+    return kernels().openmp_convolutions(x, tensors, " ".join(texts), others)
+
+
+def step_of(problem: Problem, layer: dict[str, Any], read: tuple[int, ...]) -> Step:
+    stride, padding, dilation, groups = problem.geometry()
+    _, a, b = ACTIVATIONS[layer["activation"]]
+    geometry = (stride, padding, padding, dilation)
+    return Step(
+        Kind.CONVOLUTION,
+        *read,
+        tensors=[layer["weight"], layer["bias"], *layer["norm"]],
+        window=[one for numbers in geometry for one in numbers * (2 // len(numbers))],
+        groups=groups,
+        act=list(ACTIVATIONS).index(layer["activation"]),
+        numbers=(1e-3, a, b),
+    )
 
 
 def convolutions_ran() -> int:
@@ -320,8 +324,16 @@ def test_factors_of_another_convolution_are_refused() -> None:
 
 def test_arguments_that_do_not_belong_together_are_refused() -> None:
     x, weight = CHAINS["expand, depthwise"][0].tensors()
-    with pytest.raises(RuntimeError, match="each of 1 layers needs 6 tensors"):
-        kernels().openmp_convolutions(x, [weight], [1] * 19, [0.0] * 3, [])
+    text = Step(Kind.CONVOLUTION, 0, tensors=[weight, *[None] * 5]).text(lambda number: number or 0)
+    for tensors, given, message in (
+        ([], text, "these layers have 1 tensors, and here are 0"),
+        ([weight], text + " 1", "described by 23 integers, and here are 24"),
+        ([weight], text + " one", "described by integers, not by one"),
+        ([], "", "described by 23 integers, and here are 0"),
+        ([], Step(Kind.SLICE, 0, extent=(0, 1)).text(lambda number: number or 0), "no layer makes"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            kernels().openmp_convolutions(x, tensors, given, [])
 
 
 @pytest.mark.parametrize(

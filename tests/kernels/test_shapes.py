@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowering.convolution_steps import Kind
+from lowering.convolution_steps import Kind, Step
 from tests.kernels.test_convolution_kernel import PROBLEMS, Problem, norm_of
 from tests.support.regions import kernels
 
@@ -54,29 +54,46 @@ def test_convolution(problem: Problem) -> None:
 def test_convolutions(size: tuple[int, ...]) -> None:
     dims = len(size)
     first, second = torch.randn(8, 5, *[1] * dims), torch.randn(8, 1, *[3] * dims)
-    tensors = [first, torch.randn(8), *[None] * 4, second, None, *norm_of(8)]
-    integers = [1, 1, 0, 0, 0, 0, 1, 1, 1, 4, 0, 0, -1, -1, -1, -1, Kind.CONVOLUTION, 0, 0]
-    integers += [2, 2, 0, 1, 2, 1, 1, 1, 8, 1, 0, 2, -1, -1, -1, -1, Kind.CONVOLUTION, 0, 0]
-    x, other = torch.randn(2, 2, 5, *size)
-    opcheck("openmp_convolutions", x, tensors, integers, [1e-3] * 6, [other])
+    steps = [
+        Step(
+            Kind.CONVOLUTION,
+            0,
+            tensors=[first, torch.randn(8), *[None] * 4],
+            window=[1, 1, 0, 0, 0, 0, 1, 1],
+            groups=1,
+            act=4,
+        ),
+        Step(
+            Kind.CONVOLUTION,
+            2,
+            tensors=[second, None, *norm_of(8)],
+            window=[2, 2, 0, 1, 2, 1, 1, 1],
+            groups=8,
+            act=1,
+            numbers=(1e-3, 0.0, 0.0),
+        ),
+    ]
+    check_steps(steps, *torch.randn(2, 2, 5, *size))
+
+
+def check_steps(steps: list[Step], x: torch.Tensor, other: torch.Tensor) -> None:
+    tensors = [tensor for step in steps for tensor in step.tensors if tensor is not None]
+    text = " ".join(step.text(lambda number: -1 if number is None else number) for step in steps)
+    opcheck("openmp_convolutions", x, tensors, text, [other])
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_what_is_between_convolutions(kind: Kind) -> None:
     """Two images in channels 0..2 and 2..7 of one, and one thing that is done to it."""
-    step = [2, 2, 0, 1, 1, 0, 1, 1, 7, 0, 0]
-    part, none = [0] * 11, [-1] * 3
-    integers = [*part, 0, *none, -1, Kind.PART, 0, 7, *part, 1, 2, -1, -1, -1, Kind.PART, 2, 7]
+    parts = [Step(Kind.PART, 0, extent=(0, 7)), Step(Kind.PART, 1, 2, extent=(2, 7))]
     extent = {Kind.SLICE: (3, 4), Kind.PART: (0, 7), Kind.CONVOLUTION: (0, 0)}.get(kind, (2, 3))
-    integers += [*step, 3, *none, -1, kind, *extent]
-    if kind is Kind.SLICE:  # is not the last one
-        integers += [*part, 4, *none, -1, Kind.MEAN, 0, 0]
-    layers = len(integers) // 19
     weight = torch.randn(7, 1, 3, 3) if kind is Kind.CONVOLUTION else None
-    own = [weight, None, *(norm_of(7) if kind is Kind.NORM else [None] * 4)]
-    tensors = [*[None] * 12, *own, *[None] * 6 * (layers - 3)]
+    tensors = [weight, None, *(norm_of(7) if kind is Kind.NORM else [None] * 4)]
+    window = [2, 2, 0, 1, 1, 0, 1, 1]
+    last = Step(kind, 3, tensors=tensors, window=window, groups=7, extent=extent)
+    behind = [Step(Kind.MEAN, 4)] if kind is Kind.SLICE else []  # which is not the last one
     x, other = torch.randn(2, 2, 9, 12), torch.randn(2, 5, 9, 12)
-    opcheck("openmp_convolutions", x, tensors, integers, [1e-3] * 3 * layers, [other])
+    check_steps([*parts, last, *behind], x, other)
 
 
 @pytest.mark.parametrize("size", [(12,), (9, 12)], ids=["1-D", "2-D"])
