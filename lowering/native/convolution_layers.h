@@ -27,6 +27,9 @@ inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, co
 
 // The factors and shifts of a norm that stands alone.
 inline PackedPtr packed_norm(const Norm& norm, int64_t channels) {
+  for (const Tensor* each : {&norm.weight, &norm.bias, &norm.mean, &norm.var})
+    TORCH_CHECK(!each->defined() || each->numel() == channels, "a tensor of ", each->sizes(),
+                " for a norm of ", channels, " channels");
   const uint64_t form = 1ull << 42;
   const Tensor from[] = {norm.mean, norm.var, norm.weight, norm.bias};
   return weights().get(from, norm.recipe(form), [&] {
@@ -43,13 +46,29 @@ inline ChannelNorm channel_norm(const PackedPtr& packed) {
   return {packed->weight.data(), packed->bias.data()};
 }
 
+// Generated code does not compare sizes for us (lowering/input_checks.py).
+inline void check(const Layer& layer, const ConvShape& s, const Values& values) {
+  TORCH_CHECK(s.groups > 0 && s.co % s.groups == 0 && layer.weight.size(1) * s.groups == s.ci,
+              "a convolution of ", s.ci, " channels in ", s.groups, " groups has a weight of ",
+              layer.weight.sizes());
+  const Norm& norm = layer.norm;
+  for (const Tensor* each : {&layer.bias, &norm.weight, &norm.bias, &norm.mean, &norm.var})
+    TORCH_CHECK(!each->defined() || each->numel() == s.co, "a tensor of ", each->sizes(), " for ",
+                s.co, " outputs");
+  for (const int64_t value : {layer.before, layer.times, layer.after})
+    TORCH_CHECK(value < 0 || (values[value].pixels() == s.pixels() && values[value].channels() == s.co),
+                "an image of ", at::IntArrayRef(values[value].sizes), " beside one of ", s.co, " channels and ",
+                s.pixels(), " pixels");
+}
+
 // A convolution with its weights at hand.
 struct Ready {
   PackedPtr packed;
   ConvStage stage;
 
   Ready(const Layer& layer, const ConvShape& shape, bool winograd, const Values& values)
-      : packed(packed_convolution(layer.weight, layer.bias, layer.norm, shape, winograd)) {
+      : packed((check(layer, shape, values),
+                packed_convolution(layer.weight, layer.bias, layer.norm, shape, winograd))) {
     Epilogue e;
     if (!packed->bias.empty()) e.bias = packed->bias.data();
     const auto beside = [&](int64_t value, const float*& data, int64_t& ld) {

@@ -89,9 +89,22 @@ struct Prepared {
                              after, n, layer.act, layer.a, layer.b)) {}
 };
 
+// Generated code does not compare sizes for us (lowering/input_checks.py).
+void check(const Tensor& x, const Described& layer) {
+  TORCH_CHECK(layer.weight.dim() == 2 && x.size(-1) == layer.inner(), "a linear layer of ", x.sizes(),
+              " has a weight of ", layer.weight.sizes());
+  const int64_t values = layer.inner() > 0 ? x.numel() / layer.inner() * layer.outer() : -1;
+  TORCH_CHECK(!layer.bias || layer.bias->numel() == layer.outer(), "a bias of ",
+              layer.bias->sizes(), " for ", layer.outer(), " outputs");
+  for (const OptionalTensor* beside : {&layer.before, &layer.times, &layer.after})
+    TORCH_CHECK(!beside->has_value() || values < 0 || (*beside)->numel() == values, "a tensor of ",
+                (*beside)->sizes(), " beside ", values, " outputs of a linear layer");
+}
+
 template <class Kind>
 std::vector<Tensor> computed(const Tensor& x, at::ArrayRef<Described> layers) {
   using Element = typename Kind::Element;
+  for (const Described& layer : layers) check(x, layer);
   const Tensor rows = x.contiguous();
   const int64_t m = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
   std::vector<bool> is_gate(layers.size());

@@ -23,6 +23,7 @@ from lowering import (
     elementary,
     extremes,
     from_weights,
+    input_checks,
     local_buffers,
     masks,
     moments,
@@ -115,6 +116,7 @@ def compile(request: Request) -> Compiled:
         parting.put_right(),
         cut_short.made_anew(),
         neutral_constants.computed(),
+        input_checks.of_others_only(),
         _keys_that_suffice(request.graph),
     ):
         run: Any = compile_fx(
