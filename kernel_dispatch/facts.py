@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class GraphFacts:
     training: bool
     written_inputs: tuple[int, ...]  # positions of inputs that the graph writes into
     random: bool
+    negated: bool  # some input is a view that only says that it is negative: `z.conj().imag`
     subclasses: tuple[str, ...]
     flops: int
     bytes_moved: int
@@ -67,6 +68,7 @@ class GraphFacts:
             dynamic=self.dynamic,
             mutation=bool(self.written_inputs),
             random=self.random,
+            negated=self.negated,
             subclasses=frozenset(self.subclasses),
         )
 
@@ -83,7 +85,7 @@ def nothing_known(place: str) -> GraphFacts:
         ("op_count", "parameters", "parameter_bytes", "flops", "bytes_moved", "bytes_at_boundary"),
         0,
     )
-    flags: dict[str, Any] = dict.fromkeys(("dynamic", "training", "random"), False)
+    flags: dict[str, Any] = dict.fromkeys(("dynamic", "training", "random", "negated"), False)
     return GraphFacts(**empty, **zero, **flags, place=place)
 
 
@@ -145,6 +147,7 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
         training=torch.is_grad_enabled() and any(t.requires_grad for t in reached),
         written_inputs=written,
         random=random,
+        negated=_any_negated(boundary.values()),
         subclasses=tuple(sorted({n for e in example_inputs for n in _subclass_name(e)})),
         flops=flops,
         bytes_moved=moved,
@@ -225,6 +228,11 @@ def _input_fact(node: fx.Node) -> Iterator[TensorFact]:
             kind=kind,
             requires_grad=tensor.requires_grad,
         )
+
+
+def _any_negated(tensors: Iterable[torch.Tensor]) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(tensor.is_neg() for tensor in tensors)
 
 
 def _subclass_name(value: Any) -> list[str]:

@@ -38,6 +38,7 @@ class CapabilityRow:
     dynamic: bool = True
     mutation: bool = True
     subclasses: bool = True
+    negated: bool = True  # inputs whose sign is a bit of the tensor, not of the memory
     features: frozenset[str] = frozenset()  # ISA flags or architecture names that must be there
     needs: frozenset[str] = frozenset()  # other providers that have to work for this one to
     min_ops: int = 0  # graphs with fewer ops than this ...
@@ -65,6 +66,7 @@ class Work:
     dynamic: bool = False
     mutation: bool = False
     random: bool = False
+    negated: bool = False
     subclasses: frozenset[str] = frozenset()
     shape_class: str = ""  # of a region: what decides who is fast (one row or many, depthwise ...)
 
@@ -159,6 +161,11 @@ def _check_kind(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[no-
         no("dynamic-unsupported", f"{row.provider} takes static shapes only")
     if work.mutation and not row.mutation:
         no("mutation-unsupported", f"{row.provider} does not write into graph inputs")
+    if work.negated and not row.negated:
+        no(
+            "op-unsupported",
+            f"{row.provider} reads memory, and an input is the negative of its own",
+        )
     if work.subclasses and not row.subclasses:
         no("subclass-unsupported", f"{row.provider} does not take {_listed(work.subclasses)}")
 

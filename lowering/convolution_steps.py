@@ -102,7 +102,7 @@ def told(text: str) -> list[Told]:
     ]
 
 
-_INTEGERS = 23  # in the text of a step
+_INTEGERS = 23  # in the text of a step, in the order in which `Step.text` writes them
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _convolution(node: fx.Node, found: Members) -> Member:
 
 def _factors(node: fx.Node, reader: fx.Node, found: Members) -> tuple[fx.Node, fx.Node] | None:
     """The image and the factors of its channels, if that is what `node` multiplies for one reader:
-    an ungrouped convolution of single pixels. Both are what convolutions make."""
+    an ungrouped convolution of single pixels. Both are what members make."""
     if node.target is not aten.mul.Tensor or len(node.users) != 1:
         return None
     parts: Any = node.args

@@ -100,6 +100,7 @@ TARGET = Target(
             priority=50,
             refused_complex_ops=_WRONG_ON_COMPLEX,
             refused_random_ops=_UNCOMPILED_WITH_GRADIENTS,
+            negated=False,
             refused_alone=_NOTHING_TO_FUSE,
             min_ops=2,
             min_bytes=1 << 16,

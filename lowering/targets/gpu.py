@@ -37,7 +37,7 @@ def shared_rows(target: str, tensor_cores: str) -> tuple[CapabilityRow, ...]:
         return CapabilityRow(target, provider, region, level, priority, **limits)  # type: ignore[arg-type]
 
     return (
-        row("inductor", GRAPH, Level.O2, 50, needs=frozenset({"triton"}),
+        row("inductor", GRAPH, Level.O2, 50, needs=frozenset({"triton"}), negated=False,
             why="Inductor fuses into Triton kernels, which saves launches and memory traffic"),
         row("triton", "attention", Level.O2, 80, dtypes=HALF, training=False, early=True,
             shape_classes=frozenset({"decode"}), features=frozenset({tensor_cores}),

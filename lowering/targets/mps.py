@@ -127,6 +127,7 @@ def _inductor_row() -> CapabilityRow:
         priority=50,
         refused_dtypes=_NOT_IN_METAL,
         op_features=frozenset(needs),
+        negated=False,
         why="one Metal kernel for what eager launches one by one; torch calls it a prototype "
         "(pytorch#150121)",
     )

@@ -88,6 +88,7 @@ TARGET = Target(
             priority=50,
             dtype_features=_NEED_FP64,
             needs=frozenset({"triton"}),
+            negated=False,
             why="Inductor fuses into Triton kernels and leaves large products and convolutions to "
             "oneDNN; float64 where the GPU has it: Arc and other client GPUs have not",
         ),
