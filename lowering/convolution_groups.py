@@ -94,10 +94,10 @@ def _take_sum(graph: fx.Graph, node: fx.Node, found: Members) -> None:
         return
     parts: Any = node.args
     other, last = sorted(parts)
-    sizes = [part.meta["val"].shape for part in parts]
-    if not is_convolution(last) or last.kwargs or len(last.users) > 1 or not same_sizes(*sizes):
+    if other not in found or not is_convolution(last) or last.kwargs or len(last.users) > 1:
         return
-    if last.args[AFTER] is None and other is not last and other in found:
+    sizes = [part.meta["val"].shape for part in parts]
+    if last.args[AFTER] is None and other is not last and same_sizes(*sizes):
         last.update_arg(AFTER, other)
         node.replace_all_uses_with(last)
         graph.erase_node(node)
