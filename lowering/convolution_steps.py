@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -110,11 +111,12 @@ class Member:
     node: fx.Node  # its value
     steps: Sequence[Step]
     inner: tuple[fx.Node, ...] = ()  # other nodes that are computed with it
-    images: list[fx.Node] = field(init=False)  # what it reads as such
 
-    def __post_init__(self) -> None:
+    @property
+    def images(self) -> list[fx.Node]:
+        """What it reads as such."""
         read = [value for step in self.steps for value in step.reads()]
-        object.__setattr__(self, "images", [one for one in read if isinstance(one, fx.Node)])
+        return [value for value in read if isinstance(value, fx.Node)]
 
     @property
     def kind(self) -> Kind:
@@ -218,7 +220,7 @@ def _concatenation(node: fx.Node, found: Members) -> Member | None:
         return None
     total = _channels(node)
     steps: list[Step] = []
-    for first, part in zip(_running_sums(map(_channels, parts)), parts, strict=False):
+    for first, part in zip(accumulate(map(_channels, parts), initial=0), parts, strict=False):
         before = PREVIOUS if steps else None
         steps.append(Step(Kind.PART, part, before, extent=(first, total)))
     return Member(node, steps)
@@ -367,10 +369,3 @@ def _filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
 
 def _channels(node: fx.Node) -> int:
     return int(node.meta["val"].shape[1])
-
-
-def _running_sums(numbers: Iterable[int]) -> list[int]:
-    sums = [0]
-    for number in numbers:
-        sums.append(sums[-1] + number)
-    return sums

@@ -164,7 +164,7 @@ class Layers {
 
   size_t part(size_t index) {
     const PlacedImage& x = image(index);
-    const PlacedImage whole = values_.whole_of(index, x);
+    const PlacedImage whole = values_.whole_of(index, x.sizes);
     if (!values_.in_place(index))
       copy_pixels(x, whole.some(layers_[index].first_channel(), x.channels()), threads());
     values_.alias(index, whole);

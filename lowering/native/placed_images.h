@@ -61,11 +61,11 @@ class Values {
   }
   void alias(size_t layer, const PlacedImage& image) { values_[number_of(layer)] = image; }
 
-  // The larger image that a part belongs to, of the size of `like`.
-  PlacedImage whole_of(size_t part, const PlacedImage& like) {
+  // The larger image that a part of these sizes belongs to.
+  PlacedImage whole_of(size_t part, const std::array<int64_t, 4>& sizes) {
     const size_t first = first_part_[part];
     PlacedImage& whole = wholes_[first];
-    const auto& [n, c, h, w] = like.sizes;
+    const auto& [n, c, h, w] = sizes;
     if (!whole.memory.defined())
       whole = place(number_of(last_part_[first]), {n, layers_[first].channels(), h, w});
     TORCH_CHECK(whole.sizes[0] == n && whole.sizes[2] == h && whole.sizes[3] == w &&
@@ -113,9 +113,7 @@ class Values {
     if (part_[value] == kNowhere)
       return PlacedImage(at::empty(sizes, like_.options().memory_format(kChannelsLast)), true);
     const auto part = static_cast<size_t>(part_[value]);
-    PlacedImage like;
-    like.sizes = sizes;
-    return whole_of(part, like).some(layers_[part].first_channel(), sizes[1]);
+    return whole_of(part, sizes).some(layers_[part].first_channel(), sizes[1]);
   }
 
   at::ArrayRef<Layer> layers_;
