@@ -13,8 +13,14 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 static inline size_t rounded_up(size_t size, size_t step) { return (size + step - 1) / step * step; }
 
+// Inductor's code may read a whole vector where a row has fewer elements (masked loads at the end of a
+// row), so the last one may reach beyond the block. What is there is not used, but it has to be there.
+constexpr size_t kReadBeyond = 256;
+
 // What a block of so many bytes takes.
-static inline size_t pages_for(size_t bytes) { return rounded_up(bytes, size_t{1} << 16); }
+static inline size_t pages_for(size_t bytes) {
+  return rounded_up(bytes + kReadBeyond, size_t{1} << 16);
+}
 
 // `size` is what pages_for() said; nullptr where there is no memory.
 static inline void* take_pages(size_t size) {

@@ -59,6 +59,16 @@ def inference(facts: dict[str, Any], x: torch.Tensor, plain: nn.Module, run: Any
         facts["tensors of others are kept"] = library.idle_bytes() != before
 
 
+def behind(facts: dict[str, Any]) -> None:
+    """Sizes that are whole pages: where would a vector that reaches beyond the last row be read?"""
+    library.pool_depth().value += 1
+    made = torch.empty(7 << 20, dtype=torch.uint8)
+    library.pool_depth().value -= 1
+    before = library.idle_bytes()
+    del made
+    facts["bytes behind a block"] = library.idle_bytes() - before - (7 << 20)
+
+
 def threads(facts: dict[str, Any], x: torch.Tensor, plain: nn.Module, run: Any) -> None:
     right = []
 
@@ -105,6 +115,7 @@ def main(keep: str) -> None:
     threads(facts, x, plain, run)
     child(facts)
     if keep == "auto":
+        behind(facts)
         training(facts, x, options)
     del run
     gc.collect()
