@@ -110,8 +110,8 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
   // Images as they lie, whichever way that is.
   const std::vector<at::Tag> as_it_lies{at::Tag::flexible_layout};
   library.def("openmp_moments(Tensor x) -> (Tensor, Tensor)", as_it_lies);
-  library.def("openmp_norm_sums(Tensor grad, Tensor x, Tensor mean) -> (Tensor, Tensor)",
-              as_it_lies);
+  // No tag: what lowering/image_layouts.py tells Inductor counts.
+  library.def("openmp_norm_sums(Tensor grad, Tensor x, Tensor mean) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {

@@ -23,6 +23,7 @@ from lowering import (
     elementary,
     extremes,
     from_weights,
+    image_layouts,
     input_checks,
     local_buffers,
     masks,
@@ -42,7 +43,6 @@ from lowering import (
 )
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import clone, dump
-from lowering.regions import rows
 from lowering.regions.resampling import Resampling
 
 
@@ -66,20 +66,13 @@ _MODE_CONFIG: dict[str, dict[str, Any]] = {
 
 
 def config_of(request: Request) -> dict[str, Any]:
-    """Of one request: training, then target, then mode, then threads, then the user's own."""
-    config = {**_training_config(request), **request.target_config}
+    """Of one request: target, then mode, then threads, then the user's own."""
+    config = dict(request.target_config)
     config.update(_MODE_CONFIG.get(request.mode or "default", {}))
     if request.threads is not None:
         config["cpp.threads"] = request.threads
     config.update(request.inductor_config)
     return config
-
-
-def _training_config(request: Request) -> dict[str, Any]:
-    """With channels last in training graphs of a CPU, every step copies the weights there and their
-    gradients back: ResNet-18 took 1.16 times as long, and longer than eager."""
-    on_cpu = {row.target for row in request.region_rows} == {"cpu"}
-    return {"layout_optimization": False} if request.training and on_cpu else {}
 
 
 def compile(request: Request) -> Compiled:
@@ -248,12 +241,12 @@ _CALLS_OUR_OPERATORS = {"implicit_fallbacks": True}
 
 
 def _layouts_of(graph: fx.Graph, request: Request) -> dict[str, Any]:
-    """Inductor takes images of torch's own convolutions to channels last and back. Between rows
-    this costs more than it gains: a 1x1 convolution took 2.5 times as long."""
-    left = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    alone = left and all(rows.stands_alone(node, node.args[0]) for node in left)
-    users = "layout_optimization" in request.inductor_config
-    return {"layout_optimization": False} if alone and not users else {}
+    """The user's own wish counts more; on GPUs, training graphs are left to Inductor."""
+    image_layouts.let_gradients_follow_images(graph)
+    on_cpu = {row.target for row in request.region_rows} == {"cpu"}
+    if "layout_optimization" in request.inductor_config or (request.training and not on_cpu):
+        return {}
+    return image_layouts.config_for(graph, request.training)
 
 
 def _never_run(module: fx.GraphModule, request: Request, backward: bool) -> Any:

@@ -69,7 +69,7 @@ def _resampling(
         subclasses=False,
         early=True,
         min_ops=2,
-        min_bytes=1 << 16,
+        min_bytes=1 << 13,
         why=why,
     )
 

@@ -98,6 +98,26 @@ def test_training(name: str) -> None:
     assert [row["runs"] for row in rows if not row["backward"]] == [2 * count]
 
 
+def test_gradients_lie_as_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor wrote them in rows beside images that lay channels last, and both were copied."""
+    convolutions = [nn.Conv2d(4, 16, 1), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1)]
+    layers = [(one, nn.BatchNorm2d(one.out_channels), nn.ReLU6()) for one in convolutions]
+    model = nn.Sequential(*(layer for block in layers for layer in block))
+    compiled, x = compile_at("O2", model, dynamic=False), torch.randn(2, 4, 9, 9)
+    compiled(x).sum().backward()
+    packet = torch.ops.kernel_dispatch.openmp_norm_sums
+    ours, strides = packet.default, []
+
+    def summed(grad: Tensor, image: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        strides.append((grad.stride(), image.stride()))
+        return ours(grad, image, mean)
+
+    monkeypatch.setattr(packet, "default", summed)
+    compiled(x).sum().backward()
+    assert len(strides) == 3
+    assert all(grad == image and image[1] == 1 for grad, image in strides)
+
+
 def test_sizes_that_change() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
     wide = copy.deepcopy(model).double()

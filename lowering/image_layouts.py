@@ -1,0 +1,75 @@
+"""How images lie in the code that Inductor generates: in rows (each channel a picture of its own),
+or channels last, which it likes better around convolutions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering.graphs import hint
+from lowering.regions import rows
+
+aten = torch.ops.aten
+
+# Channels last in training, every step copies the weights of kernels above 1x1 there, and their
+# gradients back: for so many numbers in images for each one in such a weight that is worth it.
+_IMAGES_PER_WEIGHT = 4
+
+
+def config_for(graph: fx.Graph, training: bool) -> dict[str, Any]:
+    """What Inductor is told, if it is not to decide by itself."""
+    convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    if not convolutions:
+        return {}
+    if training:
+        return {"layout_optimization": _outweigh_their_weights(convolutions)}
+    # Images go to channels last and back. Between rows this costs more than it gains: a 1x1
+    # convolution took 2.5 times as long.
+    alone = all(rows.stands_alone(node, node.args[0]) for node in convolutions)
+    return {"layout_optimization": False} if alone else {}
+
+
+def _outweigh_their_weights(convolutions: list[Any]) -> bool:
+    images = weights = 0
+    for node in convolutions:
+        made, image, weight = (one.meta["val"] for one in (node, *node.args[:2]))
+        images += _numbers(made) + _numbers(image)
+        if _is_copied(weight):
+            weights += _numbers(weight)
+    return images >= _IMAGES_PER_WEIGHT * weights
+
+
+def _is_copied(weight: torch.Tensor) -> bool:
+    """Of 1x1 kernels and depthwise ones, channels last is the same memory."""
+    _, inputs, *kernel = weight.shape
+    return inputs != 1 and math.prod(kernel) > 1
+
+
+def _numbers(value: torch.Tensor) -> int:
+    return math.prod(hint(size) for size in value.shape)
+
+
+def let_gradients_follow_images(graph: fx.Graph) -> None:
+    """The sums of BatchNorm's gradient read it beside the image that it belongs to. Inductor writes
+    it in rows if nobody says otherwise, and it had to be copied."""
+    from torch._inductor import lowering
+
+    packet = getattr(torch.ops.kernel_dispatch, "openmp_norm_sums", None)  # None: no kernels here
+    if packet is None or not graph.find_nodes(op="call_function", target=packet.default):
+        return
+    if packet.default not in lowering.lowerings:
+        lowering.make_fallback(packet.default, layout_constraint=_as_the_image, warn=False)
+
+
+def _as_the_image(
+    node: fx.Node, grad: Any, image: Any, mean: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    from torch._inductor import ir
+
+    strides = image.maybe_get_stride()
+    if strides is not None:
+        grad = ir.ExternKernel.require_stride_order(grad, ir.get_stride_order(strides))
+    return (grad, image, mean), {}
