@@ -55,15 +55,13 @@ def _numbers(value: torch.Tensor) -> int:
     return math.prod(hint(size) for size in value.shape)
 
 
-def let_gradients_follow_images(graph: fx.Graph) -> None:
+def let_gradients_follow_images() -> None:
     """The sums of BatchNorm's gradient read it beside the image that it belongs to. Inductor writes
     it in rows if nobody says otherwise, and it had to be copied."""
     from torch._inductor import lowering
 
     packet = getattr(torch.ops.kernel_dispatch, "openmp_norm_sums", None)  # None: no kernels here
-    if packet is None or not graph.find_nodes(op="call_function", target=packet.default):
-        return
-    if packet.default not in lowering.lowerings:
+    if packet is not None and packet.default not in lowering.lowerings:
         lowering.make_fallback(packet.default, layout_constraint=_as_the_image, warn=False)
 
 
@@ -71,8 +69,10 @@ def _as_the_image(
     node: fx.Node, grad: Any, image: Any, mean: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     from torch._inductor import ir
+    from torch._inductor.virtualized import V
 
     strides = image.maybe_get_stride()
     if strides is not None:
-        grad = ir.ExternKernel.require_stride_order(grad, ir.get_stride_order(strides))
+        order = ir.get_stride_order(strides, V.graph.sizevars.shape_env)
+        grad = ir.ExternKernel.require_stride_order(grad, order)
     return (grad, image, mean), {}

@@ -221,6 +221,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         elementary.put_right(module.graph)
         module.recompile()
         written_first.mark(module.graph)
+        image_layouts.let_gradients_follow_images()
         with inductor_config.patch({**_layouts_of(module.graph, request), **_CALLS_OUR_OPERATORS}):
             return generate(module, example_inputs, **kwargs)
 
@@ -242,7 +243,6 @@ _CALLS_OUR_OPERATORS = {"implicit_fallbacks": True}
 
 def _layouts_of(graph: fx.Graph, request: Request) -> dict[str, Any]:
     """The user's own wish counts more; on GPUs, training graphs are left to Inductor."""
-    image_layouts.let_gradients_follow_images(graph)
     on_cpu = {row.target for row in request.region_rows} == {"cpu"}
     if "layout_optimization" in request.inductor_config or (request.training and not on_cpu):
         return {}

@@ -142,6 +142,18 @@ def test_sizes_that_change() -> None:
     assert not fallbacks_of(compiled)
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_gradients_lie_as_images_whose_sizes_change(channels_last: bool) -> None:
+    """Strides of unknown sizes can be put into order by what is known of the sizes only."""
+    layers = [nn.Conv2d(8, 32, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32)]
+    model = nn.Sequential(*layers, nn.BatchNorm2d(32), nn.ReLU6(), nn.Conv2d(32, 16, 1))
+    options = {"inductor": {"layout_optimization": channels_last}}
+    compiled = compile_at("O2", model, options=options, dynamic=True)
+    for batch, height, width in ((4, 20, 24), (6, 16, 30)):
+        compiled(torch.randn(batch, 8, height, width)).sum().backward()
+    assert not fallbacks_of(compiled)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_are_inductors(dtype: torch.dtype) -> None:
     model = nn.BatchNorm2d(6).to(dtype)
