@@ -87,7 +87,9 @@ def compile(request: Request) -> Compiled:
         if unequal_heads.fill_up(graph) + spelled_attention.join(graph):
             request.graph.recompile()
     request, ahead = from_weights.split(request)
+    exact = clone(request.graph) if _takes_fewer_bits(request) else None
     request, ordered = before_autograd.lower(request)
+    fewer_bits = [] if exact is None else _layers_in_fewer_bits(request.graph.graph)
     config = config_of(request)
     if request.dump_folder:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
@@ -124,6 +126,10 @@ def compile(request: Request) -> Compiled:
         *_skipped_cuda_graphs(skips, _cuda_graph_skips()),
         *_frozen(request, config),
     ]
+    if exact is not None and fewer_bits:
+        from lowering import reduced_linear
+
+        run = reduced_linear.made_ready(run, fewer_bits, exact.forward)
     return Compiled(
         run=before_autograd.counted(ahead.of(run), regions), regions=regions, notes=notes
     )
@@ -151,6 +157,20 @@ def _torchs_own_warnings_ignored() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
+
+
+def _takes_fewer_bits(request: Request) -> bool:
+    return any((row.provider, row.region) == ("triton", "linear") for row in request.region_rows)
+
+
+def _layers_in_fewer_bits(graph: fx.Graph) -> list[tuple[int, str]]:
+    """Of each of them: which input is its weight, and the kind."""
+    from lowering import reduced_linear
+
+    inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    target = reduced_linear.OPERATOR
+    calls = graph.find_nodes(op="call_function", target=target)
+    return [(inputs[call.args[1]], call.args[3]) for call in calls]
 
 
 def _takes_attention(request: Request) -> bool:

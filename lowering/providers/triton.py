@@ -96,10 +96,10 @@ def _emit_rope(graph: fx.Graph, match: Rope, epilogue: Epilogue) -> dict[fx.Node
 
 def _emit_linear(graph: fx.Graph, match: LinearCall, epilogue: Epilogue) -> fx.Node:
     """In int8 weights for few rows, in 8-bit floats for many: O3, within the tolerance."""
-    from lowering import reduced_linear  # noqa: F401  (defines the operator)
+    from lowering import reduced_linear
 
     kind = "fp8" if match.work().shape_class == "large" else "int8"
-    target = torch.ops.kernel_dispatch.reduced_linear.default
+    target = reduced_linear.OPERATOR
     return graph.call_function(target, (match.input, match.weight, match.bias, kind))
 
 

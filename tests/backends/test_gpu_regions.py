@@ -315,11 +315,17 @@ class Listener:
 
 
 def listen(tolerance: float, *args: Any) -> tuple[Tensor, list[Any]]:
+    """The operator as it stands in a graph, behind what makes its weight ready."""
+    *_, kind = args
+    run = reduced_linear.made_ready(reduced_linear.OPERATOR, [(1, kind)], reduced_linear.OPERATOR)
+    return told(tolerance, run, *args)
+
+
+def told(tolerance: float, run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, list[Any]]:
     from lowering.observing import listened
 
     listener = Listener(tolerance)
-    out = listened(listener, torch.ops.kernel_dispatch.reduced_linear, args)
-    return out, listener.told
+    return listened(listener, run, args), listener.told
 
 
 def distance(got: Tensor, exact: Tensor) -> float:
@@ -337,6 +343,47 @@ def test_a_layer_in_fewer_bits_within_the_tolerance(kind: str, tolerance: float)
     weight.mul_(-1)
     got, _ = listen(tolerance, x, weight, bias, kind)
     assert distance(got, functional.linear(x, weight, bias)) < tolerance
+
+
+def test_what_a_cuda_graph_replays_follows_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A played recording: its launches read the addresses that the weight had in eight bits."""
+    x, weight, kind = torch.randn(4, 64), torch.randn(32, 64), "int8"
+    args, replayed = (x, weight, None, kind), []
+
+    def run(*args: Any) -> Tensor:
+        if not replayed:
+            return reduced_linear.OPERATOR(*args)
+        return functional.linear(x, replayed[0].values.float() * replayed[0].scale[:, None])
+
+    def exact(*args: Any) -> Tensor:
+        return functional.linear(x, weight)
+
+    def call(tolerance: float = 0.02) -> tuple[float, list[Any]]:
+        ready = reduced_linear.made_ready(run, [(1, kind)], exact)
+        got, seen = told(tolerance, ready, *args)
+        return distance(got, exact()), seen
+
+    error, seen = call()  # where torch warms up, nothing is recorded
+    assert 1e-4 < error < 0.02 and seen == [("linear", "triton")]
+    monkeypatch.setattr(reduced_linear, "_recording", lambda x: True)
+    assert call()[1] == [("linear", "triton")]
+    replayed.append(reduced_linear._found(weight, kind))
+    weight.copy_(torch.randn(32, 64))
+    error, seen = call()
+    assert 1e-4 < error < 0.02 and seen == [("linear", "triton")]
+    with torch.no_grad():  # one number takes all the bits of its row
+        weight[:, 0] = 1e6
+    x[:, 0] = 0.0
+    assert call(1e-6) == (0.0, ["over-tolerance"])
+    assert call(1e-6) == (0.0, [])
+
+
+def test_nothing_is_compared_while_a_cuda_graph_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = torch.randn(4, 64), torch.randn(32, 64)
+    monkeypatch.setattr(reduced_linear, "_recording", lambda x: True)
+    assert torch.equal(listen(0.02, x, weight, None, "int8")[0], functional.linear(x, weight))
 
 
 def test_a_layer_that_is_too_far_off_stays_as_it_is_and_is_told_once() -> None:

@@ -7,15 +7,19 @@ from triton_kernels.configurations import Config
 
 # The logits of one chunk take about this many bytes,
 CHUNK_BYTES = 512 << 20
+# or this share of what the gradient of the weight takes in float32: each chunk reads and writes all
+# of that, so fewer chunks are faster,
+SHARE_OF_GRADIENT = 0.5
 # but it has at least this many tokens: with fewer, the matrix products wait for memory.
 FEWEST_TOKENS = 1024
 # Tokens of a chunk are a multiple of this, as the tiles of matrix products are.
 _TILE = 128
 
 
-def chunk(tokens: int, classes: int, bytes_of_a_logit: int) -> int:
+def chunk(tokens: int, classes: int, features: int, bytes_of_a_logit: int) -> int:
     """Tokens for each chunk: all chunks alike, so that the last one is no remnant."""
-    most = max(FEWEST_TOKENS, CHUNK_BYTES // max(1, classes * bytes_of_a_logit))
+    largest = max(CHUNK_BYTES, int(SHARE_OF_GRADIENT * 4 * classes * features))
+    most = max(FEWEST_TOKENS, largest // max(1, classes * bytes_of_a_logit))
     chunks = max(1, -(-tokens // (most // _TILE * _TILE)))
     return max(1, -(-tokens // (chunks * _TILE)) * _TILE)
 

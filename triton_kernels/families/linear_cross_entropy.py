@@ -164,7 +164,7 @@ def _in_chunks(
         if wanted[0]:
             torch.mm(logits, weight, out=of_hidden[part])
         if wanted[1]:
-            _add_product(of_weight, logits.t(), here)
+            _add_product(of_weight, logits.t(), here, first=start == 0)
         if wanted[2]:
             of_bias += logits.sum(0, dtype=of_bias.dtype)
     return losses, of_hidden, of_weight, of_bias
@@ -174,21 +174,27 @@ def _empty_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide, nothing = _sum_dtype(hidden), hidden.new_empty
-    of_weight = weight.new_zeros(weight.shape, dtype=wide) if wanted[1] else nothing(0, dtype=wide)
+    of_weight = nothing(0, dtype=wide)
+    if wanted[1]:  # what the first chunk finds is written over it
+        new = weight.new_empty if hidden.shape[0] else weight.new_zeros
+        of_weight = new(weight.shape, dtype=wide)
     has_bias = bias is not None and wanted[2]
     of_bias = weight.new_zeros(weight.shape[0] if has_bias else 0, dtype=wide)
     return alike(hidden) if wanted[0] else nothing(0), of_weight, of_bias
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, where the total may have more digits than the two."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total += a @ b, where the total may have more digits than the two; the first is not added to
+    what is there, which would be zeros to write and to read."""
+    beta = 0 if first else 1
     if a.dtype is total.dtype:
-        total.addmm_(a, b)
+        total.addmm_(a, b, beta=beta)
         return
     try:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        torch.addmm(total, a, b, beta=beta, out_dtype=total.dtype, out=total)
     except (RuntimeError, TypeError):  # not on this device, or not in this version of torch
-        total += torch.mm(a, b)
+        product = torch.mm(a, b)
+        total.copy_(product) if first else total.add_(product)
 
 
 def _steps_for(hidden: Tensor) -> _Steps:
@@ -407,7 +413,7 @@ def linear_cross_entropy(
         demand(False, f"chunk is a number of tokens, not {chunk}")
     rows = hidden.reshape(math.prod(hidden.shape[:-1]), hidden.shape[-1])
     targets = target.reshape(-1)
-    chunk = chunk or configurations.chunk(rows.shape[0], weight.shape[0], hidden.dtype.itemsize)
+    chunk = chunk or configurations.chunk(rows.shape[0], *weight.shape, hidden.dtype.itemsize)
     options = (ignore_index, label_smoothing, chunk)
     if reduction == "none":
         losses = _rows(rows, weight, bias, targets, *options)
