@@ -9,7 +9,8 @@ from torch import fx
 from torch.nn import functional
 
 from lowering.contract import Probe, Provider, RegionMaker
-from lowering.regions.attention_call import AttentionCall
+from lowering.regions.attention_call import AttentionCall, by_name
+from lowering.regions.calls import value_of
 from lowering.regions.epilogue import Epilogue
 
 
@@ -33,10 +34,38 @@ def attention(query: Any, key: Any, value: Any, **more: Any) -> Any:
         return functional.scaled_dot_product_attention(query, key, value, **more)
 
 
+# Before it, torch itself leaves cuDNN's attention alone: it reads beyond tensors (pytorch#169849).
+_OLDEST = 91501
+
+
+def _refuses_attention(match: AttentionCall) -> str:
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    if version is not None and version < _OLDEST:
+        return f"cuDNN {version} is older than {_OLDEST}"
+    return distrusted(match)
+
+
+def distrusted(match: AttentionCall) -> str:
+    """Why cuDNN's numbers would be wrong, or an empty text. Torch chooses it all the same."""
+    query, mask = value_of(match.query), value_of(match.mask)
+    if mask is None:
+        return ""
+    if mask.dtype not in (torch.bool, query.dtype):
+        return f"torch gives cuDNN a mask of {mask.dtype} as one of {query.dtype} (pytorch#191612)"
+    wants_gradients = any(value_of(n).requires_grad for n in (match.query, match.key, match.value))
+    if wants_gradients and _ends_in_half_a_tile(value_of(match.key).shape[-2]):
+        return (
+            "cuDNN's backward with a mask gives NaN for 64 keys beside whole 128s (pytorch#196678)"
+        )
+    return ""
+
+
+def _ends_in_half_a_tile(keys: Any) -> bool:
+    return isinstance(keys, int) and keys % 128 == 64
+
+
 def _emit_attention(graph: fx.Graph, match: AttentionCall, epilogue: Epilogue) -> fx.Node:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, match.node.args, strict=False)), **match.node.kwargs}
-    return graph.call_function(attention, (), given)
+    return graph.call_function(attention, (), by_name(match.node))
 
 
 PROVIDER = Provider(
@@ -45,7 +74,7 @@ PROVIDER = Provider(
     probe=probe,
     requires=("a CUDA build of torch",),
     early_regions={
-        "attention": RegionMaker(_emit_attention, silent=True),
+        "attention": RegionMaker(_emit_attention, refuses=_refuses_attention, silent=True),
         "convolution": RegionMaker(None),
     },
 )

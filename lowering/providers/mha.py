@@ -9,12 +9,17 @@ of a one-token step over threads.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
+from torch.nn import functional
 
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.native import library
+from lowering.providers import cudnn
 from lowering.regions.attention import Attention
+from lowering.regions.attention_call import AttentionCall, by_name
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.widening import widened
 
@@ -48,11 +53,25 @@ def _refuses(match: Attention) -> str:
     return ""
 
 
+def _emit_torchs(graph: fx.Graph, match: AttentionCall, epilogue: Epilogue) -> fx.Node:
+    """On GPUs: the call as it stands, but for numbers that one of torch's choices gets wrong."""
+    attend = _without_cudnn if cudnn.distrusted(match) else functional.scaled_dot_product_attention
+    return graph.call_function(attend, (), by_name(match.node))
+
+
+def _without_cudnn(query: Any, key: Any, value: Any, **more: Any) -> Any:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(others):
+        return functional.scaled_dot_product_attention(query, key, value, **more)
+
+
 PROVIDER = Provider(
     name="mha",
     summary="Fused attention: on CPUs a C++ kernel of ours, on GPUs torch's own kernels",
     probe=probe,
     requires=("a C++ compiler (GCC or Clang)",),
     regions={"attention": RegionMaker(_emit, refuses=_refuses)},
-    early_regions={"attention": RegionMaker(None)},
+    early_regions={"attention": RegionMaker(_emit_torchs, silent=True)},
 )

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import operator
 from typing import Any
 
-import torch
 from torch import fx
 
 from lowering.contract import Probe, Provider, RegionMaker
-from lowering.graphs import call
 from lowering.regions.attention_call import AttentionCall
 from lowering.regions.calls import value_of
 from lowering.regions.cross_entropy import CrossEntropy, LinearCrossEntropy
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear_call import LinearCall
-from lowering.regions.rope import Rope
 from triton_kernels import availability
-
-aten = torch.ops.aten
 
 
 def probe() -> Probe:
@@ -27,12 +20,6 @@ def probe() -> Probe:
     if not found.usable:
         return Probe.no(found.reason, "pip install triton" if not found.importable else "")
     return Probe.yes(found.version)
-
-
-def triton_operator(family: str, name: str) -> Any:
-    """`torch.ops.triton_kernels.<name>`; operators exist once their family was imported."""
-    importlib.import_module(f"triton_kernels.families.{family}")
-    return getattr(torch.ops.triton_kernels, name).default
 
 
 def _emit_decode(graph: fx.Graph, match: AttentionCall, epilogue: Epilogue) -> fx.Node:
@@ -70,30 +57,6 @@ def _emit_linear_cross_entropy(
     return graph.call_function(linear_cross_entropy, inputs, more)
 
 
-def _emit_rope(graph: fx.Graph, match: Rope, epilogue: Epilogue) -> dict[fx.Node, fx.Node]:
-    """Query and key in one launch."""
-    forward = triton_operator("rope", "rope_forward")
-    query, key = match.query.norm, match.key.norm
-    assert query is not None and key is not None, "refused"
-    size = match.node.meta["val"].shape[-1]
-    angles = [_first_half(graph, angle, size) for angle in (match.query.cos, match.query.sin)]
-    straight = [call(graph, aten.permute.default, n.input, list(n.order)) for n in (query, key)]
-    both = call(
-        graph,
-        forward,
-        *straight,
-        *angles,
-        query.weight,
-        key.weight,
-        query.eps,
-        size,
-        False,  # pairs are half a head apart
-        False,  # not turned back
-    )
-    parts = [call(graph, operator.getitem, both, index) for index in (0, 1)]
-    return dict(zip(parts, (match.query.node, match.key.node), strict=True))
-
-
 def _emit_linear(graph: fx.Graph, match: LinearCall, epilogue: Epilogue) -> fx.Node:
     """In int8 weights for few rows, in 8-bit floats for many: O3, within the tolerance."""
     from lowering import reduced_linear
@@ -110,21 +73,6 @@ def _refuses_linear(match: LinearCall) -> str:
     return "" if match.stays else "the weight is computed by the graph"
 
 
-def _first_half(graph: fx.Graph, angle: fx.Node, size: int) -> fx.Node:
-    """(batch, tokens, size / 2) of angles that stand as (batch, 1, tokens, size)."""
-    of_tokens = call(graph, aten.squeeze.dim, angle, 1)
-    return call(graph, aten.slice.Tensor, of_tokens, 2, 0, size // 2)
-
-
-def _refuses_rope(match: Rope) -> str:
-    angles = match.query.cos.meta["val"]
-    if angles.dim() != 4 or angles.shape[1] != 1:
-        return "the angles are not the same for all heads"
-    if not isinstance(match.node.meta["val"].shape[-1], int):
-        return "the size of a head changes"
-    return ""
-
-
 def _of_loss(match: CrossEntropy) -> dict[str, Any]:
     return {
         "ignore_index": match.ignore_index,
@@ -139,12 +87,9 @@ def _refuses_linear_cross_entropy(match: LinearCrossEntropy) -> str:
 
 PROVIDER = Provider(
     name="triton",
-    summary="Triton kernels of ours: steps of decoding, losses over large vocabularies, rotations",
+    summary="Triton kernels of ours: losses over large vocabularies, layers in fewer bits",
     probe=probe,
     requires=("Triton, and a GPU that it knows",),
-    regions={
-        "rope": RegionMaker(_emit_rope, refuses=_refuses_rope, silent=True),
-    },
     early_regions={
         "linear": RegionMaker(_emit_linear, refuses=_refuses_linear),
         "attention": RegionMaker(_emit_decode, refuses=_refuses_decode, silent=True),

@@ -91,6 +91,11 @@ def given(node: fx.Node) -> dict[str, Any]:
     return arguments(node, _NAMES, _DEFAULTS)
 
 
+def by_name(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name, those that it has."""
+    return {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+
+
 def _unrepeated(node: fx.Node) -> tuple[fx.Node, Sequence[fx.Node]]:
     """The tensor whose heads were repeated, as transformers does it: x[:, :, None].expand(...)
     .reshape(...); and the nodes in between, last one first."""

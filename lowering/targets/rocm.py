@@ -65,7 +65,7 @@ TARGET = Target(
     proven_on="not run on hardware by this version",
     inductor_config=inductor_config,
     rows=(
-        *shared_rows("rocm", tensor_cores="cdna"),
+        *shared_rows("rocm", tensor_cores="cdna", decoding=80),
         CapabilityRow(
             "rocm",
             "inductor",

@@ -34,6 +34,9 @@ def broken():
 """
 
 
+OURS = {"provider": "triton"}  # for kernels that nobody else is asked for
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
@@ -57,7 +60,7 @@ def test_the_kernels_and_their_code(
     if device.startswith("rocm") and (why := torches.no_amd_linker()):
         pytest.skip(why)
     with torch.no_grad():
-        told = kernel_dispatch.dry_run(attend, step(), device=device)
+        told = kernel_dispatch.dry_run(attend, step(), device=device, options=OURS)
     (graph,) = told.graphs
     assert told.regions() == {("attention", "triton"): 1}
     assert len(graph.kernels) >= 1
@@ -127,7 +130,7 @@ def test_changing_sizes_are_planned_by_what_they_were() -> None:
     torch._dynamo.mark_dynamic(k, 2)
     torch._dynamo.mark_dynamic(v, 2)
     with torch.no_grad():
-        told = kernel_dispatch.dry_run(attend, (q, k, v), device="cuda:sm90")
+        told = kernel_dispatch.dry_run(attend, (q, k, v), device="cuda:sm90", options=OURS)
     assert told.regions() == {("attention", "triton"): 1}
     assert told.graphs[0].kernels
 
@@ -136,9 +139,10 @@ def test_levels_and_providers_are_the_users() -> None:
     with torch.no_grad():
         low = kernel_dispatch.dry_run(attend, step(), device="cuda:sm90", options={"level": "O1"})
         less = kernel_dispatch.dry_run(
-            attend, step(), device="cuda:sm90", options={"disable": "triton"}
+            attend, step(), device="cuda:sm90", options={"disable": "cudnn"}
         )
-    assert low.regions() == less.regions() == {("attention", "mha"): 1}
+    assert low.regions() == {("attention", "cudnn"): 1}
+    assert less.regions() == {("attention", "mha"): 1}
     with pytest.raises(SettingError, match="level"):
         kernel_dispatch.dry_run(attend, step(), device="cuda:sm90", options={"level": "O7"})
 
@@ -151,7 +155,10 @@ def test_a_device_that_no_dry_run_knows(device: str) -> None:
         kernel_dispatch.dry_run(attend, step(), device=device)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNIFIED_DISABLE", "cudnn,mha")  # so that a kernel of ours is in the plan
     script = tmp_path / "net.py"
     script.write_text(SCRIPT)
     target, out = f"{script}:step", tmp_path / "out"
@@ -224,7 +231,7 @@ def test_no_grad_inside_of_the_function_is_inference() -> None:
     def decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(linear(q), k, v)
 
-    told = kernel_dispatch.dry_run(decode, step(), device="cuda:sm90")
+    told = kernel_dispatch.dry_run(decode, step(), device="cuda:sm90", options=OURS)
     assert not told.graphs[0].facts.training
     assert told.regions()[("attention", "triton")] == 1
 
@@ -268,7 +275,7 @@ def test_without_triton_the_plan_says_that_nothing_was_compiled(
     for module in (_triton, registration):
         monkeypatch.setattr(module, "ABSENT", "triton does not import: gone")
     with torch.no_grad():
-        told = kernel_dispatch.dry_run(attend, step(), device="cuda:sm90")
+        told = kernel_dispatch.dry_run(attend, step(), device="cuda:sm90", options=OURS)
     assert told.graphs[0].kernels
     assert all("gone" in kernel.error for kernel in told.graphs[0].kernels)
     assert not told.complete
