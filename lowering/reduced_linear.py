@@ -114,7 +114,7 @@ def _reduced(weight: Tensor, kind: str) -> _Reduced:
     last.values.copy_(new.values)
     last.scale.copy_(new.scale)
     last.near = None
-    return last  # type: ignore[no-any-return]
+    return last
 
 
 def _quantised(weight: Tensor, kind: str) -> _Reduced:
@@ -144,8 +144,8 @@ def _product(
     from triton_kernels import scaled_matmul
 
     if values.is_cuda and dtype is torch.bfloat16 and _library_scales_rows(values.device):
-        scales = {"scale_a": scale[:, None], "scale_b": weight.scale[None, :]}
-        out = torch._scaled_mm(values, weight.values.t(), **scales, out_dtype=dtype)
+        by_row, by_column = scale[:, None], weight.scale[None, :]
+        out = torch._scaled_mm(values, weight.values.t(), by_row, by_column, out_dtype=dtype)
         return out if bias is None else out + bias
     return scaled_matmul(values, weight.values.t(), scale, weight.scale, bias=bias, out_dtype=dtype)
 

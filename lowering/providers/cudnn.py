@@ -39,10 +39,15 @@ _OLDEST = 91501
 
 
 def _refuses_attention(match: AttentionCall) -> str:
-    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    version = _version_here()
     if version is not None and version < _OLDEST:
         return f"cuDNN {version} is older than {_OLDEST}"
     return distrusted(match)
+
+
+def _version_here() -> int | None:
+    """None for plans of a GPU that is not here: it will have a cuDNN of its own."""
+    return torch.backends.cudnn.version() if torch.cuda.is_available() else None
 
 
 def distrusted(match: AttentionCall) -> str:

@@ -35,6 +35,7 @@ from lowering import (
     providers,
     reductions,
     region_pass,
+    rows_at_once,
     spelled_attention,
     toolchain,
     unequal_heads,
@@ -242,7 +243,11 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         module.recompile()
         written_first.mark(module.graph)
         image_layouts.let_gradients_follow_images()
-        with inductor_config.patch({**_layouts_of(module.graph, request), **_CALLS_OUR_OPERATORS}):
+        backward = bool(kwargs.get("is_backward"))
+        with (
+            inductor_config.patch({**_layouts_of(module.graph, request), **_CALLS_OUR_OPERATORS}),
+            contextlib.nullcontext() if backward else rows_at_once.read_once(example_inputs),
+        ):
             return generate(module, example_inputs, **kwargs)
 
     return inner_compile

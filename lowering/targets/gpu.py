@@ -50,8 +50,8 @@ def shared_rows(target: str, tensor_cores: str, decoding: int) -> tuple[Capabili
         row("triton", "linear_cross_entropy", Level.O2, 80, dtypes=FLOATS, early=True,
             min_ops=2, min_bytes=1 << 30,
             why="logits of a GiB or more are never held: a few thousand tokens at a time go "
-            "through cuBLAS and one kernel that gives the loss and its gradient (H100, 8192 x 4096 x "
-            "128256: 38.8 ms and 3.1 GB, Inductor 37.5 and 4.0, eager 40.8 and 6.0)"),
+            "through cuBLAS and one kernel that gives the loss and its gradient (H100, 8192 x 4096 "
+            "x 128256: 38.8 ms and 3.1 GB, Inductor 37.5 and 4.0, eager 40.8 and 6.0)"),
         row("triton", "cross_entropy", Level.O2, 70, dtypes=FLOATS, early=True,
             shape_classes=frozenset({"wide"}),
             why="from 65536 classes on Inductor reads the logits twice for the loss (H100, 8192 x "
@@ -63,8 +63,8 @@ def shared_rows(target: str, tensor_cores: str, decoding: int) -> tuple[Capabili
             "ours is 5-9% faster on the device and waits longer for its launch (H100)"),
         row("triton", "linear", Level.O3, 60, dtypes=HALF, training=False, error=0.01, early=True,
             shape_classes=frozenset({"vector", "small"}), min_flops=1 << 22,
-            why="few rows are bound by reading the weight, which is half as long in int8 (H100, one "
-            "row: 47 us, bfloat16 55); each layer is checked on its first inputs"),
+            why="few rows are bound by reading the weight, half as long in int8 (H100, one row: 47 "
+            "us, bfloat16 55); each layer is checked on its first inputs"),
         row("triton", "linear", Level.O3, 55, dtypes=HALF, training=False, error=0.04, early=True,
             shape_classes=frozenset({"large"}), features=frozenset({"fp8"}), min_flops=1 << 30,
             why="8-bit floats are multiplied faster (H100, 8192^3: 905 us, bfloat16 1477); three "

@@ -413,7 +413,9 @@ def linear_cross_entropy(
         demand(False, f"chunk is a number of tokens, not {chunk}")
     rows = hidden.reshape(math.prod(hidden.shape[:-1]), hidden.shape[-1])
     targets = target.reshape(-1)
-    chunk = chunk or configurations.chunk(rows.shape[0], *weight.shape, hidden.dtype.itemsize)
+    chunk = chunk or configurations.chunk(
+        rows.shape[0], weight.shape[0], weight.shape[1], hidden.dtype.itemsize
+    )
     options = (ignore_index, label_smoothing, chunk)
     if reduction == "none":
         losses = _rows(rows, weight, bias, targets, *options)
