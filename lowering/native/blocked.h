@@ -63,6 +63,7 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
   }
 }
 
+constexpr int kFewThreads = 4;  // for more of them, the items of whole tiles may be too few
 constexpr double kWorkPerThread = 1e5;  // multiplications that outweigh waking a thread
 
 // 1, 2, 3, 4, 6, 8, 12, 16 ...: counts that are near to any number.
@@ -85,7 +86,8 @@ static inline Grid grid_of(int64_t m, int64_t n, int64_t k, int team, double mak
   constexpr double each = 2e4;
   const int64_t panels = panels_of(n), most = 16 * static_cast<int64_t>(team);
   const int64_t most_down = std::min(most, std::max<int64_t>(1, m / kMostTileRows));
-  const int64_t most_across = std::min(most, std::max<int64_t>(1, panels / kTileWidth));
+  const int64_t narrowest = team > kFewThreads ? kTileWidth / 2 : kTileWidth;
+  const int64_t most_across = std::min(most, std::max<int64_t>(1, panels / narrowest));
   double least = std::numeric_limits<double>::infinity();
   for (int64_t down = 1; down <= most_down; down = next_count(down)) {
     for (int64_t across = 1; across <= most_across && down * across <= most;

@@ -135,32 +135,68 @@ void depthwise_of_made_lines(const ConvStage& first, const ConvStage& second, In
   }
 }
 
-// How many groups of panels: few enough for the tiles of products, many enough for the buffer.
-static inline int64_t groups_of_panels(const ConvStage& first, const ConvStage& second) {
+// How the pair is cut: channels into groups of panels, images into bands of lines.
+struct PairCut {
+  int64_t groups, bands;
+};
+
+// Most panels of a group: few enough for the tiles of products, many enough for the buffer.
+static inline int64_t most_panels(const ConvStage& first, const ConvStage& second) {
   const ConvShape& s = second.shape;
-  const int64_t panels = panels_of(s.ci);
-  if (!first.shape.pointwise()) return 1;
+  if (!first.shape.pointwise()) return panels_of(s.ci);
   const int64_t lines = (s.kh - 1) * s.dh + 1 + s.sh;
   const int64_t fitting = kLinesMade / (lines * s.w * kLanes);
-  const int64_t size = std::min<int64_t>(std::max<int64_t>(fitting, 1), kTileWidth);
-  const int64_t groups = ceil_div(panels, size);
+  return std::min<int64_t>(std::max<int64_t>(fitting, 1), kTileWidth);
+}
+
+static inline int64_t groups_of_panels(const ConvShape& s, int64_t most) {
+  const int64_t panels = panels_of(s.ci), groups = ceil_div(panels, most);
   // The last vector of channels overlaps the one before it, which has to be of the same group.
   return s.ci % kLanes == 0 ? groups : std::max<int64_t>(std::min(groups, panels / 2), 1);
+}
+
+// Until the last thread is done: in panels of lines, and some of an item more for waiting. Measured
+// (Zen 5, whole networks): groups of one panel cost a tenth, of two next to nothing; bands, the
+// lines that both make.
+static inline double time_of(const PairCut& cut, const ConvShape& s, int threads) {
+  const int64_t panels = ceil_div(panels_of(s.ci), cut.groups);
+  const double shared = static_cast<double>((s.kh - 1) * s.dh + 1 - s.sh);
+  const double twice = 0.6 * (cut.bands - 1) * std::max(shared, 0.0) / s.h;
+  const double item = static_cast<double>(panels * ceil_div(s.oh, cut.bands)) *
+                      (panels == 1 ? 1.1 : 1.0) * (1 + twice);
+  return item * (static_cast<double>(ceil_div(s.n * cut.groups * cut.bands, threads)) + 0.3);
+}
+
+static inline PairCut cut_of(const ConvStage& first, const ConvStage& second, int threads) {
+  const ConvShape& s = second.shape;
+  const int64_t most = most_panels(first, second);
+  PairCut best{groups_of_panels(s, most), 1};
+  while (threads > 1 && s.n * best.groups * best.bands < 4 * threads &&
+         s.oh / (2 * best.bands) >= 8)
+    best.bands *= 2;
+  if (threads <= kFewThreads) return best;
+  double least = 0.9 * time_of(best, s, threads);
+  for (int64_t size = first.shape.pointwise() ? 1 : most; size <= most; size++) {
+    for (int64_t bands = 1; s.oh >= 3 * bands; bands++) {
+      const PairCut cut{groups_of_panels(s, size), bands};
+      if (const double time = time_of(cut, s, threads); time < least) least = time, best = cut;
+    }
+  }
+  return best;
 }
 
 static inline void dense_then_depthwise(const ConvStage& first, const ConvStage& second,
                                         const float* x, float* y, int threads) {
   const ConvShape& s = first.shape;
   const ConvShape& d = second.shape;
-  const int64_t panels = panels_of(d.ci), groups = groups_of_panels(first, second);
+  const int64_t panels = panels_of(d.ci);
   const double work = static_cast<double>(s.values()) * s.depth();
   threads = useful_threads(threads, work, kWorkPerThread);
-  // Cutting images as well costs the lines that both parts need.
-  int64_t bands = 1;
-  while (threads > 1 && s.n * groups * bands < 4 * threads && d.oh / (2 * bands) >= 8) bands *= 2;
-  for_each_item(s.n * groups * bands, threads, [&](int64_t item) {
-    const int64_t band = item % bands, group = item / bands % groups, image = item / bands / groups;
-    const Range wide = part_of(panels, group, groups), mine = part_of(d.oh, band, bands);
+  const PairCut cut = cut_of(first, second, threads);
+  for_each_item(s.n * cut.groups * cut.bands, threads, [&](int64_t item) {
+    const int64_t band = item % cut.bands, group = item / cut.bands % cut.groups;
+    const int64_t image = item / cut.bands / cut.groups;
+    const Range wide = part_of(panels, group, cut.groups), mine = part_of(d.oh, band, cut.bands);
     if (s.pointwise())
       depthwise_of_made_lines(first, second, MatrixRows{x, s.ldx}, y, image, wide, mine);
     else if (direct_suits(s))

@@ -323,3 +323,32 @@ def test_the_time_is_named_after_the_region() -> None:
         "openmp",
         "convolution",
     )
+
+
+@pytest.mark.parametrize(("channels", "size", "stride"), [(64, 14, 1), (25, 29, 2), (40, 7, 1)])
+def test_many_threads_cut_a_pair_into_more_parts_and_change_no_result(
+    channels: int, size: int, stride: int
+) -> None:
+    """More threads than the machine has: what is cut for them is the same."""
+    wide = 6 * channels
+    model = nn.Sequential(
+        nn.Conv2d(channels, wide, 1),
+        nn.ReLU6(),
+        nn.Conv2d(wide, wide, 3, stride, 1, groups=wide),
+        nn.ReLU6(),
+        nn.Conv2d(wide, channels, 1),
+    )
+    x = torch.randn(3, channels, size, size)
+    compiled = compile_at("O2", used(model, x))
+    hold(compiled, model, x)
+    before = torch.get_num_threads()
+    try:
+        with torch.no_grad():
+            results = {}
+            for threads in (1, 2, 6, 9, 40):
+                torch.set_num_threads(threads)
+                results[threads] = compiled(x)
+    finally:
+        torch.set_num_threads(before)
+    for threads, result in results.items():
+        assert torch.equal(result, results[1]), threads
