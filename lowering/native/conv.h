@@ -8,10 +8,12 @@
 #include "direct.h"
 #include "gemm.h"
 #include "image_rows.h"
+#include "several_kernels.h"
 
 namespace kd {
 
 static inline int64_t conv_packed_size(const ConvShape& s) {
+  if (several_kernels_suit(s)) return depthwise_packed_size(with_repeated_inputs(s));
   if (depthwise_suits(s)) return depthwise_packed_size(s);
   return s.groups * packed_size(s.depth(), s.group_outputs());
 }
@@ -19,6 +21,7 @@ static inline int64_t conv_packed_size(const ConvShape& s) {
 // w: [co][ci / groups][kh][kw]; scale: one factor for each output channel, or nullptr.
 static inline void conv_pack(float* packed, const float* w, const float* scale,
                              const ConvShape& s, int threads) {
+  if (several_kernels_suit(s)) return depthwise_pack(packed, w, scale, with_repeated_inputs(s));
   if (depthwise_suits(s)) return depthwise_pack(packed, w, scale, s);
   const int64_t taps = s.kh * s.kw, inputs = s.group_inputs(), outputs = s.group_outputs();
   const int64_t panels = panels_of(outputs), depth = s.depth();
@@ -51,6 +54,7 @@ static inline bool takes_prologue(const ConvShape& s) { return s.pointwise() && 
 // The rows of the epilogue's operands are output pixels, their columns output channels.
 static inline void conv(const ConvShape& s, const float* x, const float* packed, float* y,
                         const Epilogue& e, int threads, const Prologue& before = {}) {
+  if (several_kernels_suit(s)) return several_kernels(s, x, packed, y, e, threads);
   if (depthwise_suits(s)) return depthwise(s, x, packed, y, e, threads);
   const int64_t m = s.pixels(), n = s.group_outputs(), k = s.depth();
   if (m == 0 || n == 0) return;

@@ -196,13 +196,16 @@ def _refuses_linear(match: Linear) -> str:
 
 
 def _refuses_convolution(match: Convolution) -> str:
-    """Outputs of one group are the lanes of a vector; groups of one channel, or of a few with as
-    many outputs as inputs, share vectors. All else would leave lanes empty."""
+    """Outputs of one group are the lanes of a vector; groups of one input, or of a few with as many
+    outputs as inputs, share vectors. All else would leave lanes empty."""
     total, inputs, *taps = match.weight.meta["val"].shape
     if len(taps) == 3:
         return "openmp takes convolutions of lines and images only"
     outputs = total // match.groups
-    shared = outputs == inputs and _share_vectors(total, inputs)
+    if inputs == 1:  # with a cut vector, several kernels of each channel take twice oneDNN's time
+        shared = outputs == 1 or total >= _LANES
+    else:
+        shared = outputs == inputs and _share_vectors(total, inputs)
     fills = outputs >= (_FILLS_LANES_ALONE if match.stands_alone else _FILLS_LANES) or shared
     # 1x1 is no slower than oneDNN's, lines it does not take, and half precision it leaves half.
     others = match.groups > 1 and len(taps) == 2 and max(taps) > 1
@@ -215,7 +218,7 @@ def _share_vectors(total: int, inputs: int) -> bool:
     """Where channels end within a vector, a part of it is computed twice: with 24 and 40 channels
     in groups of 8 oneDNN was 1.3 times as fast, with 208 ours 1.1 times (Zen 4)."""
     fewest = _LANES if total % _LANES == 0 or inputs < 8 else 12 * _LANES
-    return inputs == 1 or (inputs in (2, 4, 8) and total >= fewest)
+    return inputs in (2, 4, 8) and total >= fewest
 
 
 _LANES = 16  # of the widest vectors, AVX-512's

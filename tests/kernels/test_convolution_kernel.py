@@ -83,6 +83,16 @@ PROBLEMS = {
     "depthwise, padded unevenly": Problem(1, 24, (9, 17), 24, (5, 3), (1, 2), (2, 0), groups=24),
     "depthwise, many vectors": Problem(1, 333, (29, 31), 333, (3, 3), padding=(1, 1), groups=333),
     "depthwise, two outputs each": Problem(1, 6, (7, 7), 12, (3, 3), groups=6),
+    "two outputs each, strided": Problem(2, 48, (14, 15), 96, (7, 7), (2, 2), (3, 3), groups=48),
+    "three outputs each, dilated": Problem(
+        1, 25, (13, 9), 75, (3, 3), padding=(2, 2), dilation=(2, 2), groups=25
+    ),
+    "five outputs each, beyond the image": Problem(
+        2, 9, (4, 3), 45, (3, 3), padding=(5, 4), groups=9
+    ),
+    "33 outputs each": Problem(1, 3, (9, 8), 99, (3, 3), (1, 2), (1, 1), groups=3),
+    "two outputs each, in bands": Problem(1, 80, (40, 61), 160, (5, 5), padding=(2, 2), groups=80),
+    "1-D, four outputs each": Problem(2, 20, (57,), 80, (4,), (2,), (3,), groups=20),
     "direct": Problem(2, 16, (21, 20), 24, (5, 5), padding=(2, 2)),
     "direct, strided": Problem(1, 19, (20, 23), 33, (3, 3), (2, 2)),
     "direct, in pieces": Problem(2, 200, (9, 8), 40, (3, 3), (1, 2), (1, 1)),
@@ -242,6 +252,7 @@ def test_epilogues(name: str, activation: str) -> None:
     [
         *["3x3 padded", "stem", "pointwise", "grouped", "depthwise", "1-D"],
         *["by taps, strided", "direct, grouped", "depthwise, edges on both sides"],
+        "two outputs each, strided",
     ],
 )
 def test_special_values(name: str) -> None:
