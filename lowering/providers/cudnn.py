@@ -42,7 +42,13 @@ def _refuses_attention(match: AttentionCall) -> str:
     version = _version_here()
     if version is not None and version < _OLDEST:
         return f"cuDNN {version} is older than {_OLDEST}"
-    return distrusted(match)
+    if misreads_mask(match):
+        return "torch gives cuDNN a mask of another dtype as one of the query's (pytorch#191612)"
+    if loses_gradients(match):
+        return (
+            "cuDNN's gradients under a mask are NaN for 64 keys beside whole 128s (pytorch#196678)"
+        )
+    return ""
 
 
 def _version_here() -> int | None:
@@ -50,23 +56,19 @@ def _version_here() -> int | None:
     return torch.backends.cudnn.version() if torch.cuda.is_available() else None
 
 
-def distrusted(match: AttentionCall) -> str:
-    """Why cuDNN's numbers would be wrong, or an empty text. Torch chooses it all the same."""
-    query, mask = value_of(match.query), value_of(match.mask)
-    if mask is None:
-        return ""
-    if mask.dtype not in (torch.bool, query.dtype):
-        return f"torch gives cuDNN a mask of {mask.dtype} as one of {query.dtype} (pytorch#191612)"
-    wants_gradients = any(value_of(n).requires_grad for n in (match.query, match.key, match.value))
-    if wants_gradients and _ends_in_half_a_tile(value_of(match.key).shape[-2]):
-        return (
-            "cuDNN's backward with a mask gives NaN for 64 keys beside whole 128s (pytorch#196678)"
-        )
-    return ""
+def misreads_mask(match: AttentionCall) -> bool:
+    """Torch chooses cuDNN all the same, or another kernel that raises."""
+    mask = value_of(match.mask)
+    return mask is not None and mask.dtype not in (torch.bool, value_of(match.query).dtype)
 
 
-def _ends_in_half_a_tile(keys: Any) -> bool:
-    return isinstance(keys, int) and keys % 128 == 64
+def loses_gradients(match: AttentionCall) -> bool:
+    """Torch chooses cuDNN all the same."""
+    if value_of(match.mask) is None:
+        return False
+    wanted = any(value_of(n).requires_grad for n in (match.query, match.key, match.value))
+    keys = value_of(match.key).shape[-2]
+    return wanted and isinstance(keys, int) and keys % 128 == 64
 
 
 def _emit_attention(graph: fx.Graph, match: AttentionCall, epilogue: Epilogue) -> fx.Node:

@@ -55,8 +55,20 @@ def _refuses(match: Attention) -> str:
 
 def _emit_torchs(graph: fx.Graph, match: AttentionCall, epilogue: Epilogue) -> fx.Node:
     """On GPUs: the call as it stands, but for numbers that one of torch's choices gets wrong."""
-    attend = _without_cudnn if cudnn.distrusted(match) else functional.scaled_dot_product_attention
+    attend: Any = functional.scaled_dot_product_attention
+    if cudnn.misreads_mask(match):
+        attend = _by_products
+    elif cudnn.loses_gradients(match):
+        attend = _without_cudnn
     return graph.call_function(attend, (), by_name(match.node))
+
+
+def _by_products(query: Any, key: Any, value: Any, **more: Any) -> Any:
+    """The only one of torch's kernels that takes a mask of any dtype at its word."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([SDPBackend.MATH]):
+        return functional.scaled_dot_product_attention(query, key, value, **more)
 
 
 def _without_cudnn(query: Any, key: Any, value: Any, **more: Any) -> Any:
