@@ -24,7 +24,16 @@ from kernel_dispatch.bench import Workload
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = ("O1", "O2", "O3")
 # Beside the core set: what has layers that there are kernels for.
-MODELS = (*CORE, "llama-prefill", "cnn", "decoder-prefill", "hf-bert", "hf-llama-decode", "hf-vit")
+MODELS = (
+    *CORE,
+    "hf-qwen3",
+    "hf-vit",
+    "llama-prefill",
+    "cnn",
+    "decoder-prefill",
+    "hf-bert",
+    "hf-llama-decode",
+)
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -156,12 +165,17 @@ def _check_model(
     step = build(workload, 0, dtype, device, training).step
     options = {"level": level}
     compiled = torch.compile(step.case.fn, backend="unified", options=options)
-    outputs = step.with_fn(compiled).run()
-    found: Row = {"ran": ran(report(compiled)), "note": truth.note}
-    try:
-        numerics = check(outputs, truth, Bound())
-    except WrongResult as wrong:
-        return {"status": WRONG, "reason": str(wrong), **found}
+    calls = step.with_fn(compiled)
+    found: Row = {"note": truth.note}
+    for number in range(1, 1 + _CALLS):
+        outputs = calls.run()
+        found["ran"] = ran(report(compiled))
+        try:
+            numerics = check(outputs, truth, Bound())
+        except WrongResult as wrong:
+            return {"status": WRONG, "reason": f"call {number}: {wrong}", **found}
+        del outputs
+        _soil(device)
     if numerics is not None:
         found |= {
             "error": numerics.error,
@@ -169,6 +183,17 @@ def _check_model(
             "bound": numerics.allowed,
         }
     return {"remark": _remark(found["ran"]), **found}
+
+
+# In the first call memory is fresh from the system, which means zeros; at O3 the second call
+# records a CUDA graph, and the third replays it.
+_CALLS = 3
+
+
+def _soil(device: str) -> None:
+    """What was not written is not zero by chance: the memory that later calls get is NaN."""
+    taken = [torch.full((1 << 24,), torch.nan, device=device) for _ in range(8)]
+    del taken
 
 
 def ran(graphs: Any) -> list[Row]:

@@ -49,6 +49,7 @@ class Sizes:
 BERT = Sizes(30522, 768, 3072, heads=12, key_heads=12, layers=12, tokens=128)
 GPT2 = Sizes(50257, 768, 3072, heads=12, key_heads=12, layers=12, tokens=256)
 LLAMA = Sizes(32000, 768, 3072, heads=12, key_heads=4, layers=12, tokens=256)
+QWEN3 = Sizes(32000, 1024, 2816, heads=16, key_heads=4, layers=4, tokens=512)
 T5 = Sizes(32128, 512, 2048, heads=8, key_heads=8, layers=6, tokens=128)
 MIXTRAL = Sizes(32000, 512, 1024, heads=8, key_heads=2, layers=4, tokens=128)
 MAMBA = Sizes(32000, 512, 1024, heads=1, key_heads=1, layers=4, tokens=16)
@@ -102,6 +103,19 @@ def hf_llama_decode(small: bool = False) -> Case:
     config = LlamaConfig(**sizes.grouped(), max_position_embeddings=cached)
     model = StaticDecoding(LlamaForCausalLM(config), StaticCache(config, max_cache_len=cached))
     return Case(model.eval(), (sizes.draw_tokens(1), torch.tensor([position])))
+
+
+def hf_qwen3(small: bool = False) -> Case:
+    """Heads are wider than width / heads, and have norms of their own before they are rotated."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = SMALL if small else QWEN3
+    config = Qwen3Config(
+        **sizes.grouped(),
+        head_dim=16 if small else 128,
+        max_position_embeddings=sizes.tokens,
+    )
+    return _prefill(Qwen3ForCausalLM(config), sizes)
 
 
 def hf_t5(small: bool = False) -> Case:
@@ -177,6 +191,12 @@ WORKLOADS = (
         "transformers' Llama, 153M weights: one token, StaticCache of 512 positions, 300 filled",
         needs=_NEEDS,
         trains=False,
+    ),
+    Workload(
+        "hf-qwen3",
+        hf_qwen3,
+        "transformers' Qwen3, small: width 1024, 4 layers, heads of 128 with norms, 512 tokens",
+        needs=_NEEDS,
     ),
     Workload(
         "hf-t5",
