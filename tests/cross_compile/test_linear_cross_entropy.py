@@ -16,7 +16,7 @@ from triton_kernels.families import linear_cross_entropy
 def test_linear_cross_entropy(architecture: str, classes: int) -> None:
     def call(_: Architecture) -> None:
         hidden, weight, target = meta(8192, 4096), meta(classes, 4096), meta(8192).long()
-        at_once = chunk(8192, classes, 2)
+        at_once = chunk(8192, classes, 4096, 2)
         total, *gradients = linear_cross_entropy._launch_sum(
             hidden, weight, meta(classes), target, -100, 0.0, at_once, True, True, True
         )
