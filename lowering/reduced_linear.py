@@ -37,8 +37,20 @@ class _Reduced:
     recorded: bool = False  # a CUDA graph reads these tensors, whatever is found of them later
 
 
-_weights = PackedWeights()
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> {kind: _Reduced}
+
+
+class _Weights(PackedWeights):
+    """What no CUDA graph reads is given back when all packed forms are."""
+
+    def clear(self) -> None:
+        super().clear()
+        for kinds in list(_made.values()):
+            for kind in [kind for kind, one in kinds.items() if not one.recorded]:
+                del kinds[kind]
+
+
+_weights = _Weights()
 
 
 @torch.library.custom_op("kernel_dispatch::reduced_linear", mutates_args=())

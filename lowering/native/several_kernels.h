@@ -7,8 +7,9 @@
 
 namespace kd {
 
+// Not those of one line: a long sequence would be one line to repeat, by one thread.
 static inline bool several_kernels_suit(const ConvShape& s) {
-  return s.groups > 1 && s.ci == s.groups && s.co > s.ci;
+  return s.groups > 1 && s.ci == s.groups && s.co > s.ci && s.kh > 1;
 }
 
 // The same with as many inputs as outputs. `ldx`: of the buffer that has them.

@@ -203,7 +203,7 @@ def _refuses_convolution(match: Convolution) -> str:
         return "openmp takes convolutions of lines and images only"
     outputs = total // match.groups
     if inputs == 1:  # with a cut vector, several kernels of each channel take twice oneDNN's time
-        shared = outputs == 1 or total >= _LANES
+        shared = outputs == 1 or (total >= _LANES and taps[0] > 1)
     else:
         shared = outputs == inputs and _share_vectors(total, inputs)
     fills = outputs >= (_FILLS_LANES_ALONE if match.stands_alone else _FILLS_LANES) or shared

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kernel_dispatch import dry_run
 from kernel_dispatch.numerics import double_by_default, to_reference
-from lowering import reduced_linear
+from lowering import packing, reduced_linear
 from lowering.providers import cudnn, cusparselt
 from tests.support.gpu_plans import lowered
 from tests.support.numerics import assert_contract
@@ -448,6 +448,15 @@ def test_nothing_is_compared_while_a_cuda_graph_is_recorded(
     x, weight = torch.randn(4, 64), torch.randn(32, 64)
     monkeypatch.setattr(reduced_linear, "_recording", lambda x: True)
     assert torch.equal(listen(0.02, x, weight, None, "int8")[0], functional.linear(x, weight))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_reset_gives_back_what_no_cuda_graph_reads(recorded: bool) -> None:
+    weight = torch.randn(32, 64)
+    first = reduced_linear._found(weight, "int8")
+    first.recorded = recorded
+    packing.forget()
+    assert (reduced_linear._found(weight, "int8") is first) is recorded
 
 
 def test_a_layer_that_is_too_far_off_stays_as_it_is_and_is_told_once() -> None:

@@ -90,6 +90,7 @@ PROBLEMS = {
     "five outputs each, beyond the image": Problem(
         2, 9, (4, 3), 45, (3, 3), padding=(5, 4), groups=9
     ),
+    "two outputs each, in one line": Problem(1, 20, (9, 17), 40, (1, 7), padding=(0, 3), groups=20),
     "33 outputs each": Problem(1, 3, (9, 8), 99, (3, 3), (1, 2), (1, 1), groups=3),
     "two outputs each, in bands": Problem(1, 80, (40, 61), 160, (5, 5), padding=(2, 2), groups=80),
     "1-D, four outputs each": Problem(2, 20, (57,), 80, (4,), (2,), (3,), groups=20),

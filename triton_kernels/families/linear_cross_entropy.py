@@ -148,6 +148,8 @@ def _in_chunks(
     options = (ignore_index, label_smoothing)
     losses = hidden.new_empty(tokens, dtype=_sum_dtype(hidden))
     of_hidden, of_weight, of_bias = _empty_gradients(hidden, weight, bias, wanted)
+    if not tokens:
+        of_weight.zero_()  # the first chunk would have been written over it
     room = hidden.new_empty((min(chunk, tokens), classes))
     for start in range(0, tokens, chunk):
         part = slice(start, min(start + chunk, tokens))
@@ -174,10 +176,7 @@ def _empty_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide, nothing = _sum_dtype(hidden), hidden.new_empty
-    of_weight = nothing(0, dtype=wide)
-    if wanted[1]:  # what the first chunk finds is written over it
-        new = weight.new_empty if hidden.shape[0] else weight.new_zeros
-        of_weight = new(weight.shape, dtype=wide)
+    of_weight = weight.new_empty(weight.shape, dtype=wide) if wanted[1] else nothing(0, dtype=wide)
     has_bias = bias is not None and wanted[2]
     of_bias = weight.new_zeros(weight.shape[0] if has_bias else 0, dtype=wide)
     return alike(hidden) if wanted[0] else nothing(0), of_weight, of_bias
@@ -413,8 +412,9 @@ def linear_cross_entropy(
         demand(False, f"chunk is a number of tokens, not {chunk}")
     rows = hidden.reshape(math.prod(hidden.shape[:-1]), hidden.shape[-1])
     targets = target.reshape(-1)
+    features = weight.shape[1] if _wants_gradient(weight) else 0
     chunk = chunk or configurations.chunk(
-        rows.shape[0], weight.shape[0], weight.shape[1], hidden.dtype.itemsize
+        rows.shape[0], weight.shape[0], features, hidden.dtype.itemsize
     )
     options = (ignore_index, label_smoothing, chunk)
     if reduction == "none":
