@@ -61,3 +61,27 @@ def test_tensors_apart_are_told(name: str) -> None:
     more = {"mask": torch.ones(4, 32, device="meta")} if name == "softmax" else {}
     with pytest.raises(KernelArgumentError, match=r"one device, not on [\w:]+ and [\w:]+"):
         getattr(triton_kernels, name)(first, *moved, **more)
+
+
+@pytest.mark.skipif(interpreting(), reason="interpreted kernels are no part of a graph")
+def test_tokens_whose_number_only_the_data_tell() -> None:
+    """As those that a mask leaves: nothing may be decided by their number while it is traced."""
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        hidden, weight, target, kept = given
+        some = kept.nonzero().squeeze(1)
+        return triton_kernels.linear_cross_entropy(hidden[some], weight, target[some], chunk=4)
+
+    hidden, weight = (torch.randn(n, 8, requires_grad=True) for n in (10, 20))
+    target, kept = torch.randint(20, (10,)), torch.arange(10) % 3 > 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        got = compiled(hidden, weight, target, kept)
+    own = loss(hidden, weight, target, kept)
+    assert torch.equal(got, own)
+    for of_got, of_own in zip(
+        torch.autograd.grad(got, (hidden, weight)),
+        torch.autograd.grad(own, (hidden, weight)),
+        strict=True,
+    ):
+        assert torch.equal(of_got, of_own)
