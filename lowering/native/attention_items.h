@@ -5,6 +5,7 @@
 #include <atomic>
 #include <vector>
 
+#include "attention_in_tiles.h"
 #include "attention_packed.h"
 #include "attention_unpacked.h"
 
@@ -27,10 +28,12 @@ template <class Element>
 static inline void attend(const Group& group, Range rows, Range keys, const Element* q,
                           const Element* k, const Element* v, const Result& result) {
   result.start(rows.size(), whole_vectors(group.shape.dv));
-  if (group.rows() <= kMostUnpackedRows)
-    attend_unpacked(group, keys, q, k, v, result);
-  else
-    attend_packed(group, rows, keys, q, k, v, result);
+  if (group.rows() <= kMostUnpackedRows) return attend_unpacked(group, keys, q, k, v, result);
+#if defined(KD_AMX)
+  if constexpr (std::is_same_v<Element, BFloat16>)
+    if (amx::allowed()) return attend_in_tiles(group, rows, keys, q, k, v, result);
+#endif
+  attend_packed(group, rows, keys, q, k, v, result);
 }
 
 template <class Element>

@@ -61,7 +61,8 @@ static inline void attend_packed(const Group& group, Range rows, Range keys, con
       const int width = static_cast<int>(std::min<int64_t>(count, seen));
       score(height, shape.d, width, queries + t * tile_queries, packed_keys, scores);
       float rescale[kRowsInLanes];
-      weigh(group, first, height, key, width, scores, result.softmax.from(tile.begin), rescale);
+      weigh(InPlace(), group, first, height, key, width, scores, result.softmax.from(tile.begin),
+            rescale);
       add_values(height, width, count, scores, packed_values, rescale,
                  result.sums + tile.begin * ld, ld);
     }

@@ -89,19 +89,27 @@ struct BoolMask {
   }
 };
 
+// Weights that take the place of the scores they are made of.
+struct InPlace {
+  static constexpr bool scales = false;
+  vec scaled(vec score) const { return score; }
+  void keep(int, int, float* score, vec weight) const { store(score, weight); }
+};
+
 // Masks a row of scores in place, hides those from `visible` on, and returns the greatest per lane.
-template <class Mask>
-static inline vec mask_and_find_maximum(float* scores, int visible, int width, const Mask& mask) {
+template <class Form, class Mask>
+static inline vec mask_and_find_maximum(const Form& form, float* scores, int visible, int width,
+                                        const Mask& mask) {
   const vec hidden = splat(-INFINITY);
   vec greatest = hidden;
   int j = 0;
   for (; j + kLanes <= visible; j += kLanes) {
-    const vec s = mask(load(scores + j), j);
-    if (Mask::changes) store(scores + j, s);
+    const vec s = mask(form.scaled(load(scores + j)), j);
+    if (Mask::changes || Form::scales) store(scores + j, s);
     greatest = greater_or_second(s, greatest);
   }
   if (j < visible) {
-    vec s = mask.first(load(scores + j), j, visible - j);
+    vec s = mask.first(form.scaled(load(scores + j)), j, visible - j);
     s = lane_numbers() < visible - j ? s : hidden;
     store(scores + j, s);
     greatest = greater_or_second(s, greatest);
@@ -111,15 +119,15 @@ static inline vec mask_and_find_maximum(float* scores, int visible, int width, c
   return greatest;
 }
 
-// Replaces a row of scores by weights and returns their sum per lane.
-template <bool natural>
-static inline vec replace_by_weights(float* scores, int width, float maximum) {
+// Makes weights of a row of scores and returns their sum per lane.
+template <bool natural, class Form>
+static inline vec make_weights(const Form& form, int row, float* scores, int width, float maximum) {
   vec sum{};
   for (int j = 0; j < width; j += kLanes) {
     vec below = load(scores + j) - splat(maximum);
     if (natural) below = below * splat(kLog2E);
     const vec weight = exp2_of_nonpositive(below);
-    store(scores + j, weight);
+    form.keep(row, j, scores + j, weight);
     sum += weight;
   }
   return sum;
@@ -137,8 +145,10 @@ static inline const Entry* mask_row(const Group& group, const Entry* mask, Row r
 
 // Turns the scores of `rows` rows for the keys from first_key on into weights; rescale[row] is what
 // earlier sums are to be multiplied by. `width` keys, rounded up to whole vectors, are written.
-static inline void weigh(const Group& group, Row first_row, int rows, int64_t first_key,
-                         int width, float* scores, const Softmax& softmax, float* rescale) {
+template <class Form>
+static inline void weigh(const Form& form, const Group& group, Row first_row, int rows,
+                         int64_t first_key, int width, float* scores, const Softmax& softmax,
+                         float* rescale) {
   const AttentionShape& shape = group.shape;
   vec greatest[kRowsInLanes];
   for (int r = rows; r < kRowsInLanes; r++) greatest[r] = splat(-INFINITY);
@@ -150,13 +160,13 @@ static inline void weigh(const Group& group, Row first_row, int rows, int64_t fi
     if (shape.mask) {
       float gathered[kBlockKeys];
       const AddedMask mask{mask_row(group, shape.mask, row, first_key, visible, gathered)};
-      greatest[r] = mask_and_find_maximum(row_scores, visible, width, mask);
+      greatest[r] = mask_and_find_maximum(form, row_scores, visible, width, mask);
     } else if (shape.bool_mask) {
       uint8_t gathered[kBlockKeys];
       const BoolMask mask{mask_row(group, shape.bool_mask, row, first_key, visible, gathered)};
-      greatest[r] = mask_and_find_maximum(row_scores, visible, width, mask);
+      greatest[r] = mask_and_find_maximum(form, row_scores, visible, width, mask);
     } else {
-      greatest[r] = mask_and_find_maximum(row_scores, visible, width, NoMask());
+      greatest[r] = mask_and_find_maximum(form, row_scores, visible, width, NoMask());
     }
   }
   float subtracted[kRowsInLanes];
@@ -176,8 +186,8 @@ static inline void weigh(const Group& group, Row first_row, int rows, int64_t fi
   }
   for (int r = 0; r < rows; r++) {
     float* row_scores = scores + r * kScoreStride;
-    const vec sum = shape.mask ? replace_by_weights<true>(row_scores, width, subtracted[r])
-                               : replace_by_weights<false>(row_scores, width, subtracted[r]);
+    const vec sum = shape.mask ? make_weights<true>(form, r, row_scores, width, subtracted[r])
+                               : make_weights<false>(form, r, row_scores, width, subtracted[r]);
     float* total = softmax.sum + r * kLanes;
     store(total, fma(load(total), splat(rescale[r]), sum));
   }

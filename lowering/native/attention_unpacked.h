@@ -136,7 +136,7 @@ static inline void attend_unpacked(const Group& group, Range keys, const Element
     const int count = static_cast<int>(std::min<int64_t>(kBlockKeys, end - key));
     score_unpacked(k + group.key_offset(key), shape.k_l, count, queries, rows, shape.d, scores);
     float rescale[kRowsInLanes];
-    weigh(group, group.row(0), rows, key, count, scores, result.softmax, rescale);
+    weigh(InPlace(), group, group.row(0), rows, key, count, scores, result.softmax, rescale);
     add_unpacked(v + group.value_offset(key), shape.v_l, count, shape.dv, scores, rows, rescale,
                  result.sums, ld);
   }

@@ -5,18 +5,11 @@
 
 #if defined(__AVX512BF16__)
 
-#include <cstring>
 #include <utility>
 
-#include "blocked.h"
-#include "elements.h"
-#include "gemm.h"
+#include "bf16_pairs.h"
 
 namespace kd::bf16 {
-
-// Two neighbours along k, which is what 32 bits of both operands are. Moved about as if they were
-// one float; a last one without a neighbour gets a zero.
-static constexpr int64_t pairs_of(int64_t k) { return ceil_div(k, 2); }
 
 struct Pairs {
   static inline vec multiply_add(vec a, vec b, vec sum) {
@@ -29,39 +22,6 @@ struct Pairs {
 constexpr int64_t kDepthPairs = 1536;
 constexpr int64_t kBlockBytes = 400 << 10;
 constexpr int64_t kStripColumns = kTileWidth * kLanes;
-
-// --- the right operand: panels of kLanes columns, in each of them row after row of pairs ----------
-
-static inline int64_t packed_size_of(int64_t k, int64_t n) { return packed_size(pairs_of(k), n); }
-
-// `b` is (n, k), its rows as long as `k` is even: with a zero behind an odd k.
-static inline void pack(float* packed, const BFloat16* b, int64_t k, int64_t n, int threads) {
-  const int64_t pairs = pairs_of(k);
-  pack_b(packed, reinterpret_cast<const float*>(b), pairs, n, 1, pairs, threads);
-}
-
-// --- the left operand: rows as they are -----------------------------------------------------------
-
-// Rows with an odd number of values are copied, as the last one needs a zero beside it.
-struct PairRows {
-  const BFloat16* a;
-  int64_t k;
-
-  static int64_t buffer_size(int64_t rows, int64_t k) { return rows * (pairs_of(k) + 48); }
-
-  Block block(int64_t row, int64_t rows, float* buffer) const {
-    const int64_t pairs = pairs_of(k);
-    if (k % 2 == 0)
-      return MatrixRows{reinterpret_cast<const float*>(a), pairs}.block(row, rows, 0, pairs,
-                                                                        buffer);
-    const int64_t ld = spread_out(pairs);
-    for (int64_t i = 0; i < rows; i++) {
-      buffer[i * ld + pairs - 1] = 0;
-      std::memcpy(buffer + i * ld, a + (row + i) * k, static_cast<size_t>(k) * sizeof(BFloat16));
-    }
-    return {buffer, ld, 1};
-  }
-};
 
 // --- a tile ---------------------------------------------------------------------------------------
 
@@ -101,46 +61,7 @@ static inline SumTile sum_tile_of(int rows, int width) {
   }
 }
 
-using PairEpilogue = EpilogueOf<BFloat16>;
-
-// What is left to do with sums: all of it in floats, and the one rounding.
-static inline void finish(const float* sums, int64_t rows, int64_t columns, BFloat16* c,
-                          int64_t ldc, const PairEpilogue& e) {
-  for (int64_t i = 0; i < rows; i++, c += ldc, sums += kStripColumns) {
-    for (int64_t j = 0; j < columns; j += kLanes) {
-      const int count = static_cast<int>(std::min<int64_t>(columns - j, kLanes));
-      const auto get = [&](const BFloat16* p) {
-        return count == kLanes ? load_floats(p + j) : load_floats_first(p + j, count);
-      };
-      vec v = load(sums + j);
-      if (e.bias) v += get(e.bias);
-      if (e.before) v += get(e.before + i * e.ld_before);
-      v = activate(e.act, v, e.a, e.b);
-      if (e.times) v *= get(e.times + i * e.ld_times);
-      if (e.after) v += get(e.after + i * e.ld_after);
-      if (count == kLanes)
-        store_floats(c + j, v);
-      else
-        store_floats_first(c + j, v, count);
-    }
-  }
-}
-
 // --- the product ----------------------------------------------------------------------------------
-
-struct Product {
-  int64_t m, n, k;
-  PairRows a;
-  const float* b;  // packed
-  BFloat16* c;
-  int64_t ldc;
-  PairEpilogue e;
-
-  int64_t pairs() const { return pairs_of(k); }
-  Block panel(int64_t index, int64_t from) const {
-    return {b + index * kLanes * pairs() + from * kLanes, kLanes * pairs(), kLanes};
-  }
-};
 
 // A block of rows times a strip of panels, whose sums are kept in `sums` where k has several parts.
 static inline void multiply_strip(const Product& p, const Block& left, Range rows, Range strip,
@@ -164,7 +85,8 @@ static inline void multiply_strip(const Product& p, const Block& left, Range row
                                                         part > 0, ahead);
       const int64_t row = rows.begin + some.begin;
       if (last)
-        finish(at, some.size(), columns, p.c + row * p.ldc + column, p.ldc, p.e.at(row, column));
+        finish(at, kStripColumns, some.size(), columns, p.c + row * p.ldc + column, p.ldc,
+               p.e.at(row, column));
     }
   }
 }
@@ -191,16 +113,6 @@ static inline void multiply_item(const Product& p, const Grid& grid, int64_t ite
     }
   }
 }
-
-struct InBFloat16 {
-  using Element = BFloat16;
-  static int64_t depth(int64_t k) { return pairs_of(k); }
-  static void multiply(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t k,
-                       const BFloat16* x, const float* weight, BFloat16* out, int64_t ld,
-                       const PairEpilogue& e) {
-    multiply_item(Product{m, n, k, PairRows{x, k}, weight, out, ld, e}, grid, item);
-  }
-};
 
 }  // namespace kd::bf16
 

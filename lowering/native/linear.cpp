@@ -4,9 +4,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "bf16_gemm.h"
+#include "bf16_linear.h"
 #include "counters.h"
-#include "linear_group.h"
 #include "tensors.h"
 #include "weights.h"
 
@@ -48,7 +47,7 @@ struct LinearInFloats : InFloats {
 };
 
 #if defined(__AVX512BF16__)
-struct LinearInBFloat16 : bf16::InBFloat16 {
+struct LinearInBFloat16 : InBFloat16 {
   static Tensor converted(const Tensor& bias) {
     return bias.defined() ? bias.to(at::kBFloat16).contiguous() : bias;
   }

@@ -19,9 +19,18 @@ struct LinearLayer {
   EpilogueOf<Element> gate_epilogue = {};
 };
 
+// What it costs to read an element of either operand once, in multiplications.
+struct Reading {
+  double rows, columns;
+};
+
 struct InFloats {
   using Element = float;
   static int64_t depth(int64_t k) { return k; }
+  static Reading reading() { return {MatrixRows::kMaking, PackedColumns::kMaking}; }
+  static double work(int64_t m, int64_t n, int64_t depth) {
+    return static_cast<double>(m) * static_cast<double>(n * depth);
+  }
   static void multiply(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t k,
                        const float* x, const float* weight, float* out, int64_t ld,
                        const Epilogue& e) {
@@ -74,14 +83,13 @@ void linear_group(int64_t m, int64_t k, const Element* x,
                   const std::vector<LinearLayer<Element>>& layers, int threads) {
   const int64_t depth = Kind::depth(k);
   double work = 0;
-  for (const auto& layer : layers)
-    work += static_cast<double>(m) * layer.n * depth * (layer.gate ? 2 : 1);
+  for (const auto& layer : layers) work += Kind::work(m, layer.n, depth) * (layer.gate ? 2 : 1);
   threads = useful_threads(threads, work, kWorkPerThread);
+  const Reading reading = Kind::reading();
   std::vector<Grid> grids;
   int64_t items = 0;
   for (const auto& layer : layers) {
-    grids.push_back(grid_of(m, layer.n, depth, threads, MatrixRows::kMaking,
-                            PackedColumns::kMaking));
+    grids.push_back(grid_of(m, layer.n, depth, threads, reading.rows, reading.columns));
     items += grids.back().items();
   }
   for_each_item(items, threads, [&](int64_t item) {

@@ -1,0 +1,142 @@
+// Matrix products of bfloat16 numbers in tiles. A tile multiplies so fast that reading memory is most
+// of the work: what comes next of the right operand is fetched while the tiles are busy.
+#pragma once
+
+#include "bf16_pairs.h"
+
+#if defined(KD_AMX)
+
+namespace kd::amx {
+
+using bf16::PairRows;
+using bf16::Product;
+
+constexpr int64_t kStripColumns = 2 * kLanes;
+constexpr int64_t kBlockRows = 2 * kTileRows;
+// Operands of a block: so much of the rows, beside two strips of panels, is what the second cache
+// holds.
+constexpr int64_t kRowsBytes = 768 << 10;
+constexpr int64_t kDepthPairs = 128;
+
+// Lines of memory that will be needed soon, fetched a few in every step.
+struct Ahead {
+  const float* lines = nullptr;
+  int64_t each = 0;
+
+  __attribute__((always_inline)) void fetch(int64_t step) const {
+    const float* const from = lines + step * each * kLanes;
+    for (int64_t i = 0; i < each; i++) __builtin_prefetch(from + i * kLanes, 0, 2);
+  }
+};
+
+// sums[rows][kStripColumns] (+)= left @ right, `steps` tiles deep. Strides: of floats.
+template <bool lower, bool second>
+static void sum_tiles(int64_t steps, const float* upper_rows, const float* lower_rows, int64_t lda,
+                      const Block& right, float* upper_sums, float* lower_sums, bool accumulate,
+                      const Ahead& ahead) {
+  constexpr int64_t kSumsRow = kStripColumns * 4, kPanelRow = kLanes * 4;
+  constexpr int64_t kStep = kTilePairs;
+  memory_is_written();
+  if (accumulate) {
+    _tile_loadd(0, upper_sums, kSumsRow);
+    if constexpr (second) _tile_loadd(1, upper_sums + kLanes, kSumsRow);
+    if constexpr (lower) _tile_loadd(2, lower_sums, kSumsRow);
+    if constexpr (lower && second) _tile_loadd(3, lower_sums + kLanes, kSumsRow);
+  } else {
+    _tile_zero(0);
+    if constexpr (second) _tile_zero(1);
+    if constexpr (lower) _tile_zero(2);
+    if constexpr (lower && second) _tile_zero(3);
+  }
+  const float* panel = right.data;
+  for (int64_t step = 0; step < steps; step++, panel += kStep * kLanes) {
+    _tile_loadd(4, upper_rows + step * kStep, lda * 4);
+    _tile_loadd(6, panel, kPanelRow);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (second) {
+      _tile_loadd(7, panel + right.across, kPanelRow);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (lower) {
+      _tile_loadd(5, lower_rows + step * kStep, lda * 4);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if constexpr (lower && second) _tile_dpbf16ps(3, 5, 7);
+    ahead.fetch(step);
+  }
+  _tile_stored(0, upper_sums, kSumsRow);
+  if constexpr (second) _tile_stored(1, upper_sums + kLanes, kSumsRow);
+  if constexpr (lower) _tile_stored(2, lower_sums, kSumsRow);
+  if constexpr (lower && second) _tile_stored(3, lower_sums + kLanes, kSumsRow);
+}
+
+using SumTiles = void (*)(int64_t, const float*, const float*, int64_t, const Block&, float*, float*,
+                          bool, const Ahead&);
+
+static inline SumTiles sum_tiles_of(bool lower, bool second) {
+  if (lower) return second ? sum_tiles<true, true> : sum_tiles<true, false>;
+  return second ? sum_tiles<false, true> : sum_tiles<false, false>;
+}
+
+// A block of rows times a strip of panels, whose sums are kept in `sums` where k has several parts.
+static inline void multiply_strip(const Product& p, const Block& left, Range rows, Range strip,
+                                  const float* following, float* sums, Registers& registers) {
+  const int64_t column = strip.begin * kLanes;
+  const int64_t columns = std::min<int64_t>(p.n - column, strip.size() * kLanes);
+  const int64_t steps = p.pairs() / kTilePairs;
+  const int64_t deep_parts = std::max<int64_t>(ceil_div(p.pairs(), kDepthPairs), 1);
+  const int64_t blocks = ceil_div(rows.size(), kBlockRows);
+  Ahead ahead;
+  if (following) {
+    ahead = {following, ceil_div(strip.size() * kTilePairs, blocks)};
+  }
+  for (int64_t part = 0; part < deep_parts; part++) {
+    const Range deep = part_of(steps, part, deep_parts);
+    const bool last = part + 1 == deep_parts;
+    const Block right = p.panel(strip.begin, deep.begin * kTilePairs);
+    for (int64_t i = 0; i < blocks; i++) {
+      const Range some = part_of(rows.size(), i, blocks);
+      const int count = static_cast<int>(some.size());
+      const int lower = count > kTileRows ? count / 2 : 0, upper = count - lower;
+      registers.shape(upper, lower);
+      float* const at = deep_parts == 1 ? sums : sums + some.begin * kStripColumns;
+      const float* const a = left.data + some.begin * left.across + deep.begin * kTilePairs;
+      sum_tiles_of(lower > 0, strip.size() > 1)(deep.size(), a, a + upper * left.across, left.across,
+                                                right, at, at + upper * kStripColumns, part > 0,
+                                                ahead);
+      if (ahead.each > 0) ahead.lines += deep.size() * ahead.each * kLanes;
+      const int64_t row = rows.begin + some.begin;
+      if (last)
+        bf16::finish(at, kStripColumns, count, columns, p.c + row * p.ldc + column, p.ldc,
+                     p.e.at(row, column));
+    }
+  }
+}
+
+static inline void multiply_item(const Product& p, const Grid& grid, int64_t item) {
+  const Range rows = part_of(p.m, item / grid.across, grid.down);
+  const Range panels = part_of(panels_of(p.n), item % grid.across, grid.across);
+  if (rows.size() == 0 || panels.size() == 0) return;
+  const int64_t fitting = kRowsBytes / 4 / std::max<int64_t>(p.pairs(), 1);
+  const int64_t most_rows = std::max(fitting / kBlockRows, int64_t{2}) * kBlockRows;
+  const int64_t row_blocks = ceil_div(rows.size(), most_rows);
+  const int64_t strips = ceil_div(panels.size(), 2);
+  const int64_t held = std::min(rows.size(), most_rows);
+  float* const buffer = scratch<0>(PairRows::buffer_size(held, p.k));
+  float* const sums = scratch<1>(std::max(held, kBlockRows) * kStripColumns);
+  Registers registers;
+  for (int64_t i = 0; i < row_blocks; i++) {
+    const Range part = part_of(rows.size(), i, row_blocks);
+    const Range some{rows.begin + part.begin, rows.begin + part.end};
+    const Block left = p.a.block(some.begin, some.size(), buffer);
+    for (int64_t s = 0; s < strips; s++) {
+      const Range strip{panels.begin + 2 * s, std::min(panels.begin + 2 * s + 2, panels.end)};
+      const float* const following = strip.end < panels.end ? p.panel(strip.end, 0).data : nullptr;
+      multiply_strip(p, left, some, strip, following, sums, registers);
+    }
+  }
+}
+
+}  // namespace kd::amx
+
+#endif
