@@ -85,8 +85,8 @@ static inline void multiply_strip(const Product& p, const Block& left, Range row
                                                         part > 0, ahead);
       const int64_t row = rows.begin + some.begin;
       if (last)
-        finish(at, kStripColumns, some.size(), columns, p.c + row * p.ldc + column, p.ldc,
-               p.e.at(row, column));
+        finish({at, kStripColumns, some.size(), columns, p.c + row * p.ldc + column, p.ldc,
+                p.e.at(row, column)});
     }
   }
 }

@@ -66,37 +66,48 @@ using PairEpilogue = EpilogueOf<BFloat16>;
 // By the CPU's instruction, which takes numbers below the normal ones for zeros, as products do.
 static inline hvec rounded(vec v) { return (hvec)_mm512_cvtneps_pbh((__m512)v); }
 
+// Sums of a product, and what is left to do with them: all of it in floats, and the one rounding.
+struct Unfinished {
+  const float* sums;
+  int64_t ld, rows, columns;
+  BFloat16* c;
+  int64_t ldc;
+  PairEpilogue e;
+};
+
 template <Act act>
-static inline void finish_with(const float* sums, int64_t ld, int64_t rows, int64_t columns,
-                               BFloat16* c, int64_t ldc, const PairEpilogue& e) {
+static void finish_with(const Unfinished& of, Range rows) {
+  const PairEpilogue& e = of.e;
   const auto some = [&](int64_t i, int64_t j, auto count) __attribute__((always_inline)) {
     const auto get = [&](const BFloat16* p) {
       return count == kLanes ? load_floats(p + j) : load_floats_first(p + j, count);
     };
-    vec v = load(sums + i * ld + j);
+    vec v = load(of.sums + i * of.ld + j);
     if (e.bias) v += get(e.bias);
     if (e.before) v += get(e.before + i * e.ld_before);
     v = activate(act, v, e.a, e.b);
     if (e.times) v *= get(e.times + i * e.ld_times);
     if (e.after) v += get(e.after + i * e.ld_after);
     const hvec result = rounded(v);
-    std::memcpy(c + i * ldc + j, &result, static_cast<size_t>(count) * sizeof(BFloat16));
+    std::memcpy(of.c + i * of.ldc + j, &result, static_cast<size_t>(count) * sizeof(BFloat16));
   };
-  const int64_t whole = columns / kLanes * kLanes;
-  const int left = static_cast<int>(columns - whole);
-  for (int64_t i = 0; i < rows; i++) {
+  const int64_t whole = of.columns / kLanes * kLanes;
+  const int left = static_cast<int>(of.columns - whole);
+  for (int64_t i = rows.begin; i < rows.end; i++) {
     for (int64_t j = 0; j < whole; j += kLanes) some(i, j, std::integral_constant<int, kLanes>{});
     if (left > 0) some(i, whole, left);
   }
 }
 
-// What is left to do with sums: all of it in floats, and the one rounding.
-static inline void finish(const float* sums, int64_t ld, int64_t rows, int64_t columns, BFloat16* c,
-                          int64_t ldc, const PairEpilogue& e) {
-  with_activation(e.act, [&](auto act) {
-    finish_with<act.value>(sums, ld, rows, columns, c, ldc, e);
-  });
+using FinishRows = void (*)(const Unfinished& of, Range rows);
+
+static inline FinishRows finish_rows_of(Act act) {
+  FinishRows found = nullptr;
+  with_activation(act, [&](auto constant) { found = finish_with<constant.value>; });
+  return found;
 }
+
+static inline void finish(const Unfinished& of) { finish_rows_of(of.e.act)(of, {0, of.rows}); }
 
 // c = epilogue(a @ b), of which an item computes some rows and panels.
 struct Product {
