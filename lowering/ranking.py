@@ -7,6 +7,7 @@ So two runs of the same measurement, or two ranks with like machines, choose ali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from lowering.capability import CapabilityRow
@@ -71,13 +72,18 @@ def takers(rows: Iterable[CapabilityRow], order: Sequence[str]) -> list[Capabili
     """Rows in the order of the measurement; those that were not measured by priority, behind.
 
     Left out: who was measured to be slower than eager, and who may only be used where measured.
+    Rates are of large regions: rows for little work have their say first.
     """
+    rows = list(rows)
+    for_little = [row for row in rows if row.max_flops < math.inf]
     place = {name: index for index, name in enumerate(order)}
     last = place.get(EAGER, len(order))
     kept = [
         row
         for row in rows
-        if place.get(row.provider, -1) <= last
+        if row not in for_little
+        and place.get(row.provider, -1) <= last
         and (not row.only_if_measured or order[:1] == (row.provider,))
     ]
-    return sorted(kept, key=lambda row: (place.get(row.provider, len(place)), -row.priority))
+    kept.sort(key=lambda row: (place.get(row.provider, len(place)), -row.priority))
+    return sorted(for_little, key=lambda row: -row.priority) + kept

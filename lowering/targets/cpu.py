@@ -175,6 +175,20 @@ TARGET = Target(
         CapabilityRow(
             "cpu",
             "openmp",
+            "convolution",
+            Level.O2,
+            priority=70,
+            dtypes=frozenset({"bfloat16"}),
+            training=False,
+            features=frozenset({"amx_bf16"}),
+            max_flops=48e6,
+            why="small ones are done in float32 before a call through oneDNN has begun: "
+            "MobileNetV2 takes 6.2 ms, through oneDNN 11.6, ConvNeXt-tiny 18.4 instead of 21.5 "
+            "(measured: 2 cores of a Xeon with AMX)",
+        ),
+        CapabilityRow(
+            "cpu",
+            "openmp",
             "transposed_convolution",
             Level.O2,
             priority=70,

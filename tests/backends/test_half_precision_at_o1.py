@@ -1,4 +1,5 @@
-"""Half precision that the CPU does not multiply itself is computed in float32, compiler or not."""
+"""Half precision that the CPU does not multiply itself is computed in float32, compiler or not, and
+little of it where a library call takes longer."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from lowering import machine
 from lowering.providers import half_precision
 from tests.support.compiling import compile_at
 from tests.support.numerics import assert_contract
-from tests.support.regions import no_cached_graphs, region_rows
+from tests.support.regions import assert_regions, no_cached_graphs, region_rows
 from tests.support.reports import graph_reports
 
 pytestmark = pytest.mark.skipif("avx2" not in machine.cpu().isa, reason="x86 CPUs only")
@@ -117,9 +118,27 @@ def test_weights_that_autocast_would_round(level: str, name: str, dtype: torch.d
             assert_contract(got, own, exact, "autocast")
             for weight in model.parameters():
                 weight.mul_(1.5)
-    (row,) = graph_reports(compiled)[0].regions
-    assert (row.name, row.provider in ("mkldnn", "openmp")) == (region, True)
     in_hardware = not half_precision.is_widened(dtype)
-    ours = (region, row.provider) == ("linear", "openmp")  # the one of ours with such products
-    assert ("cast-weight" in row.recipes) == (in_hardware and (ours or row.provider == "mkldnn"))
-    assert "widen-weight" not in row.recipes
+    rows = graph_reports(compiled)[0].regions
+    assert rows  # of convolutions some may be too small for a call through oneDNN
+    for row in rows:
+        assert (row.name, row.provider in ("mkldnn", "openmp")) == (region, True)
+        ours = (region, row.provider) == ("linear", "openmp")  # the one of ours with such products
+        assert ("cast-weight" in row.recipes) == (
+            in_hardware and (ours or row.provider == "mkldnn")
+        )
+        assert "widen-weight" not in row.recipes
+
+
+def test_little_work_in_bfloat16_with_amx() -> None:
+    """A call through oneDNN takes longer than small convolutions in float32, and no others."""
+    if "amx_bf16" not in machine.cpu().isa:
+        pytest.skip("the CPU has no AMX")
+    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 1)]
+    model = nn.Sequential(*layers).eval().bfloat16()
+    x = torch.randn(1, 64, 40, 40).bfloat16()  # 118 and 13 MFLOP
+    compiled = torch.compile(model, backend="unified")
+    with torch.no_grad():
+        wide = copy.deepcopy(model).double()(x.double())
+        assert_contract(compiled(x), model(x), wide, "model")
+    assert_regions(compiled, ("convolution", "mkldnn", 1, 1), ("convolution", "openmp", 1, 1))

@@ -60,6 +60,13 @@ def test_without_a_measurement_priorities_decide() -> None:
     assert taken() == [WIDE, PLAIN]
 
 
+def test_a_row_for_little_work_comes_before_what_was_measured() -> None:
+    """Rates are of large regions: also where the same provider was slower than eager there."""
+    little, rows = row("small", 70, max_flops=1e6), (PLAIN, row("small", 40))
+    assert takers((*rows, little), ("plain", EAGER, "small")) == [little, PLAIN]
+    assert takers((*rows, little), ())[0] == little
+
+
 def test_a_row_for_other_shapes_lends_no_priority() -> None:
     """Nearly level: the order of the rows that are for this shape stays."""
     assert orders(Rates(plain=1.5, shy=1.55), ROWS)[KEY] == ("plain", "shy", EAGER)
