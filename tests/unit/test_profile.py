@@ -142,6 +142,8 @@ def test_priors_of_known_cpus() -> None:
     assert ranked("arm", "neon") == ["mkldnn", "eager"]
     assert ranked("arm", "neon", dtype="bfloat16") == []
     assert ranked("arm", "neon bf16", dtype="bfloat16") == ["mkldnn", "eager"]
+    with_tiles = "avx2 avx512f avx512_bf16 amx_bf16"
+    assert ranked("intel", with_tiles, dtype="bfloat16") == ["openmp", "mkldnn", "eager"]
     assert ranked("", "") == []
 
 
