@@ -14,9 +14,9 @@ using bf16::Product;
 
 constexpr int64_t kStripColumns = 2 * kLanes;
 constexpr int64_t kBlockRows = 2 * kTileRows;
-// Operands of a block: so much of the rows, beside two strips of panels, is what the second cache
-// holds.
+// Of a block of rows, so that it stays in the second cache, which is 2 MiB where there are tiles.
 constexpr int64_t kRowsBytes = 768 << 10;
+// Of a strip of panels, so that it stays in the first one while all rows of the block pass by.
 constexpr int64_t kDepthPairs = 128;
 
 // What is left to do with the sums of a block. Activations are computed a few rows in every step of the
