@@ -17,7 +17,7 @@ from torch.torch_version import TorchVersion
 
 import kernel_dispatch
 from tests.conftest import Python
-from tests.support.compiling import compile_at
+from tests.support.compiling import compile_at, every_row_applies
 from tests.support.regions import no_cached_graphs
 from tests.support.torches import refuses_to_swap_compiled_parameters
 
@@ -202,7 +202,8 @@ def test_parameters_are_swapped_where_torch_is_told_to(level: str, packed: bool)
         pytest.skip(reason)
     model, x = nn.Sequential(nn.Linear(256, 256), nn.GELU()), torch.randn(64, 256)
     compiled = unified(model, level)
-    with torch.set_grad_enabled(not packed), no_cached_graphs():
+    # On Intel no library is known to be faster than eager at O1.
+    with torch.set_grad_enabled(not packed), no_cached_graphs(), every_row_applies():
         torch.testing.assert_close(compiled(x), model(x))
         (graph,) = kernel_dispatch.report(compiled)
         assert graph.facts.training is not packed
