@@ -74,16 +74,15 @@ def takers(rows: Iterable[CapabilityRow], order: Sequence[str]) -> list[Capabili
     Left out: who was measured to be slower than eager, and who may only be used where measured.
     Rates are of large regions: rows for little work have their say first.
     """
-    rows = list(rows)
-    for_little = [row for row in rows if row.max_flops < math.inf]
+    rows = sorted(rows, key=lambda row: -row.priority)
     place = {name: index for index, name in enumerate(order)}
     last = place.get(EAGER, len(order))
     kept = [
         row
         for row in rows
-        if row not in for_little
+        if row.max_flops == math.inf
         and place.get(row.provider, -1) <= last
         and (not row.only_if_measured or order[:1] == (row.provider,))
     ]
-    kept.sort(key=lambda row: (place.get(row.provider, len(place)), -row.priority))
-    return sorted(for_little, key=lambda row: -row.priority) + kept
+    kept.sort(key=lambda row: place.get(row.provider, len(place)))  # stays in order of priority
+    return [row for row in rows if row.max_flops < math.inf] + kept

@@ -181,6 +181,7 @@ struct TiledOperands {
 // Adds to what `result` has.
 static inline void attend_in_tiles(const Group& group, Range rows, Range keys, const BFloat16* q,
                                    const BFloat16* k, const BFloat16* v, const Result& result) {
+  static_assert(amx::kTileRows <= kRowsInLanes, "weigh() takes the rows of one tile");
   const AttentionShape& shape = group.shape;
   const int64_t tiles = ceil_div(rows.size(), amx::kTileRows), ld = whole_vectors(shape.dv);
   const int64_t d_steps = steps_of(shape.d), query_row = d_steps * kLanes;
