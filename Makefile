@@ -35,7 +35,8 @@ quick: $(READY)  ## the tier without compilers and second processes, under 90 se
 	$(TESTS) -m quick
 
 # A lane is another torch in a virtual environment of its own, .venv-xla and so on; tests/lanes has
-# the versions. LANE_OPTIONS: --only-build, --remove (what this run made), --least-disk GB.
+# the versions. LANE_OPTIONS: --only-build, --remove (what this run made), --least-disk GB,
+# --minutes N (stop then, and say what was not run).
 $(LANES): lane-%:  ## torch 2.9 + torch_xla, 2.8 + IPEX, 2.11, newest: builds, then tests, on the CPU
 	$(PYTHON) -m tests.lanes $* $(LANE_OPTIONS)
 

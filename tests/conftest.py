@@ -26,13 +26,13 @@ def never_calibrated(
     """No test times the machine by surprise, and none sees the profile that a developer keeps."""
     folder = tmp_path_factory.mktemp("profiles")
     lend_kernels(kernels_of_earlier_runs, folder)
-    os.environ.update(_uncalibrated(folder))
+    os.environ.update(_uncalibrated(folder, kernels_of_earlier_runs))
     yield
     keep_kernels(kernels_of_earlier_runs, folder)
 
 
-def _uncalibrated(folder: Path) -> dict[str, str]:
-    return {"UNIFIED_CALIBRATION": "off", "UNIFIED_CACHE_DIR": str(folder), **believed()}
+def _uncalibrated(folder: Path, kernels: Path) -> dict[str, str]:
+    return {"UNIFIED_CALIBRATION": "off", "UNIFIED_CACHE_DIR": str(folder), **believed(kernels)}
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +102,7 @@ def python(tmp_path: Path, shared_cache: Path, kernels_of_earlier_runs: Path) ->
     ) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("UNIFIED_", "TORCH"))}
         clean["TORCHINDUCTOR_CACHE_DIR"] = str(shared_cache)
-        clean |= _uncalibrated(tmp_path / "profiles")
+        clean |= _uncalibrated(tmp_path / "profiles", kernels_of_earlier_runs)
         for name, value in env.items():
             if value is None:
                 clean.pop(name, None)

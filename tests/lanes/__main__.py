@@ -1,6 +1,7 @@
 """`python -m tests.lanes NAME`: build the lane's environment if need be, run its tests there.
 
-Exit status: that of the first tests that fail; 0 where disk space was too low, which is said.
+Exit status: that of the first tests that fail; 0 where disk space was too low or the time was up,
+which is said.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -20,28 +22,40 @@ from pathlib import Path
 from tests.lanes import BY_NAME, MAIN, ROOT, SHORT, Lane
 
 _PAUSE = 10  # seconds before the one retry of an index that did not answer
+_BUILD = 5  # minutes, about: less is not worth an environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     lane = BY_NAME[options.lane]
     here = _is_current(lane)
-    free = shutil.disk_usage(ROOT).free / 1e9
-    if not here and free < options.least_disk:
-        _say(
-            f"SKIPPED: lane {lane.name} was NOT run. Its environment needs disk space of up to "
-            f"{options.least_disk} GB, and {free:.0f} GB are free where {ROOT} is."
-        )
+    lacking = "" if here else _lacking(options)
+    if lacking:
+        _say(f"SKIPPED: lane {lane.name} was NOT run. {lacking}")
         return 0
+    end = time.monotonic() + options.minutes * 60
     try:
         if not here:
             _install(lane)
         _say(f"lane {lane.name}: {_versions(lane)}; {_size(lane.folder)}")
-        return 0 if options.only_build else _test(lane, options.workers, options.short)
+        return 0 if options.only_build else _test(lane, options, end)
     finally:
         if options.remove and not here:
             shutil.rmtree(lane.folder, ignore_errors=True)
             _say(f"lane {lane.name}: {lane.folder.name} was made for this run and is removed")
+
+
+def _lacking(options: argparse.Namespace) -> str:
+    """What a new environment has too little of, in words."""
+    free = shutil.disk_usage(ROOT).free / 1e9
+    if free < options.least_disk:
+        return (
+            f"Its environment needs disk space of up to {options.least_disk} GB, and "
+            f"{free:.0f} GB are free where {ROOT} is."
+        )
+    if options.minutes < _BUILD:
+        return f"Its environment takes about {_BUILD} minutes, and it has {options.minutes:g}."
+    return ""
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -56,6 +70,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--least-disk", type=float, default=0, metavar="GB", help="skip, and say so, below it"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        metavar="N",
+        help="stop then, and say what was not run; ends at the first failure",
     )
     parser.add_argument("--workers", type=int, default=2, help="test processes (default: 2)")
     return parser.parse_args(argv)
@@ -129,26 +150,42 @@ def _size(folder: Path) -> str:
 # --- the tests ------------------------------------------------------------------------------------
 
 
-def _test(lane: Lane, workers: int, short: bool) -> int:
+def _test(lane: Lane, options: argparse.Namespace, end: float) -> int:
     """What every torch has to pass, then what only this lane can run."""
     start = time.monotonic()
-    spread = ["-n", str(workers), "--dist", "loadfile"]
-    runs = [[*spread, *arguments] for arguments in (SHORT if short else MAIN)]
+    spread = ["-n", str(options.workers), "--dist", "loadfile"]
+    runs = [[*spread, *arguments] for arguments in (SHORT if options.short else MAIN)]
     if lane.tests.is_dir():
         runs.append([*spread, str(lane.tests.relative_to(ROOT))])
-    codes = [_pytest(lane, arguments) for arguments in runs]
+    _run(lane, ["tests.support.built_kernels", str(_cache(lane))], end)
+    codes = [_pytest(lane, arguments, end) for arguments in runs]
     _say(f"lane {lane.name}: tests took {(time.monotonic() - start) / 60:.1f} minutes")
     return next((code for code in codes if code), 0)
 
 
-def _pytest(lane: Lane, arguments: list[str]) -> int:
-    """With a cache of its own: kernels of ours are built for one torch."""
-    cache = ["-o", f"cache_dir={lane.folder / '.pytest_cache'}"]
+def _pytest(lane: Lane, arguments: list[str], end: float) -> int:
+    # What is cut off reports no failures: so none may have been seen before.
+    first = [] if math.isinf(end) else ["--exitfirst"]
+    return _run(lane, ["pytest", "-q", "-o", f"cache_dir={_cache(lane)}", *first, *arguments], end)
+
+
+def _cache(lane: Lane) -> Path:
+    """The lane's own: kernels of ours are built for one torch."""
+    return lane.folder / ".pytest_cache"
+
+
+def _run(lane: Lane, module: list[str], end: float) -> int:
+    """Its exit status; 0 where the time was up, which is said."""
     # One thread per worker: idle OpenMP threads would spin on the other's core.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **lane.variables}
-    command = [_python(lane), "-m", "pytest", "-q", *cache, *arguments]
+    command = [_python(lane), "-m", *module]
     _say(f"lane {lane.name}: {' '.join(command[1:])}")
-    return subprocess.run(command, cwd=ROOT, env=variables).returncode
+    left = None if math.isinf(end) else max(0.0, end - time.monotonic())
+    try:
+        return subprocess.run(command, cwd=ROOT, env=variables, timeout=left).returncode
+    except subprocess.TimeoutExpired:
+        _say(f"NOT FINISHED: lane {lane.name}: the time was up: {' '.join(module)}")
+        return 0
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.support.built_kernels`: the C++ kernels, built where tests look for them.
+"""`python -m tests.support.built_kernels [CACHE]`: the C++ kernels, where tests look for them.
 
 Workers that start together on a fresh machine would each build them for themselves, and so would
 every process that a test starts in the meantime. Without a compiler there is nothing to do.
@@ -6,10 +6,13 @@ every process that a test starts in the meantime. Without a compiler there is no
 The same goes for Inductor's question whether the compiler has the instruction sets that the CPU
 names: with an empty cache each process would compile some files for it, which takes half of the
 time of a small test. It is asked here, and where every answer was yes, tests need not ask again.
+
+CACHE is pytest's `cache_dir` of the run that follows; another torch has one of its own.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -17,22 +20,24 @@ import torch
 from lowering import machine
 from lowering.native import library
 
-# Where pytest's `cache.mkdir` puts what `kernels_of_earlier_runs` names.
-STORE = Path(__file__).parents[2] / ".pytest_cache" / "d" / "kernels"
+CACHE = Path(__file__).parents[2] / ".pytest_cache"
 
-
-# What says so, for this torch on this CPU, and the variable by which Inductor believes it.
-ANSWER = STORE.parent / "instruction_sets"
+# The variable by which Inductor believes that the compiler has what the CPU names.
 BELIEVED = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 
 
-def build() -> str:
-    library.keep_in(STORE)
+def store_in(cache: Path) -> Path:
+    """Where pytest's `cache.mkdir` puts what `kernels_of_earlier_runs` names."""
+    return cache / "d" / "kernels"
+
+
+def build(store: Path) -> str:
+    library.keep_in(store)
     found = library.probe()
     return f"kernels: {found.details.get('library', found.reason)}"
 
 
-def ask_for_instruction_sets() -> str:
+def ask_for_instruction_sets(store: Path) -> str:
     from torch._inductor import config
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
@@ -40,16 +45,22 @@ def ask_for_instruction_sets() -> str:
         there = [str(one) for one in valid_vec_isa_list()]
     with config.patch({"cpp.vec_isa_ok": True}):
         named = [str(one) for one in valid_vec_isa_list()]
-    ANSWER.unlink(missing_ok=True)
+    _answer(store).unlink(missing_ok=True)
     if there == named:
-        ANSWER.write_text(_here())
+        _answer(store).write_text(_here())
     return f"instruction sets: {', '.join(there)}" + ("" if there == named else f" of {named}")
 
 
-def believed() -> dict[str, str]:
+def believed(store: Path) -> dict[str, str]:
     """Variables for processes that are not to ask again; none where it was not asked here."""
-    asked = ANSWER.read_text() if ANSWER.is_file() else ""
+    answer = _answer(store)
+    asked = answer.read_text() if answer.is_file() else ""
     return BELIEVED if asked == _here() else {}
+
+
+def _answer(store: Path) -> Path:
+    """What says, beside the kernels, which torch on which CPU was asked."""
+    return store.parent / "instruction_sets"
 
 
 def _here() -> str:
@@ -57,5 +68,6 @@ def _here() -> str:
 
 
 if __name__ == "__main__":
-    print(build())
-    print(ask_for_instruction_sets())
+    here = store_in(Path(sys.argv[1]) if sys.argv[1:] else CACHE)
+    print(build(here))
+    print(ask_for_instruction_sets(here))
