@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Sequence
 
 import triton_kernels
@@ -138,12 +137,12 @@ def _limits(row: CapabilityRow) -> str:
         limits.append(f"from {row.min_ops} ops or {row.min_bytes >> 10} KiB moved{more}")
     if row.min_flops:
         limits.append(f"from {row.min_flops / 1e6:.1f} MFLOP")
-    if row.max_flops < math.inf:
-        limits.append(f"up to {row.max_flops / 1e6:.0f} MFLOP")
     if row.shape_classes is not None:
         limits.append("shapes: " + ", ".join(sorted(row.shape_classes)))
     if row.only_if_measured:
         limits.append("only where this machine was measured and it came first")
+    if row.before_measured:
+        limits.append("before what was measured")
     return "; ".join(limits) or "none"
 
 

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from lowering import toolchain
+from lowering.convolution_steps import Way
 from lowering.native import library
 from lowering.profile import EAGER, SHAPES, RateKey
 from lowering.providers import half_precision, ipex
@@ -232,7 +233,8 @@ def _openmp_conv(p: Conv) -> Run | None:
     x, ones = p.x.float().contiguous(memory_format=torch.channels_last), (1, 1)
     head = (x, p.weight, p.bias, None, *nothing, 0.0, ones, p.padding, ones, p.groups)
     winograd = p.groups == 1 and p.weight.shape[-1] == 3
-    return lambda: operator(*head, *nothing, 0, 0.0, 0.0, winograd)
+    way = Way.WINOGRAD if winograd else Way.PLAIN
+    return lambda: operator(*head, *nothing, 0, 0.0, 0.0, way)
 
 
 def _ipex_linear(p: Gemm) -> Run | None:

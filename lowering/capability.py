@@ -45,11 +45,11 @@ class CapabilityRow:
     min_bytes: int = 0  # ... that also move fewer bytes than this are left alone
     min_bytes_training: int | None = None  # the same with gradients, if it is another number
     min_flops: int = 0
-    max_flops: float = math.inf  # of a region: with more, another row is faster
     shape_classes: frozenset[str] | None = None  # of a region's shapes; None: all of them
     early: bool = False  # matched in the graph as Dynamo captured it, before autograd
     error: float = 0.0  # the relative error that fewer bits bring, to be within the tolerance
     only_if_measured: bool = False  # taken only where this machine was measured and it came first
+    before_measured: bool = False  # what it gains does not show in the rate of single calls
     why: str = ""  # the fact that the limits rest on
 
 
@@ -152,9 +152,6 @@ def _check_values(  # type: ignore[no-untyped-def]
         no("shape-unsupported", f"{row.provider} is not used for {work.shape_class} {work.region}s")
     if work.flops < row.min_flops:
         no("too-small", f"{work.flops} FLOPs; {row.provider} starts to pay at {row.min_flops}")
-    if work.flops > row.max_flops:
-        largest = f"{row.max_flops / 1e6:.0f} MFLOP"
-        no("shape-unsupported", f"{row.provider} is not used for {work.region}s above {largest}")
 
 
 def _check_kind(row: CapabilityRow, work: Work, no) -> None:  # type: ignore[no-untyped-def]

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 TENSORS = slice(1, 7)
 EPS, STRIDE, PADDING, DILATION, GROUPS = range(7, 12)
 BEFORE, TIMES, AFTER = 12, 13, 14  # what lies beside the output
-ACT, A, B, WINOGRAD = range(15, 19)
+ACT, A, B, WAY = range(15, 19)
 
 
 class Kind(IntEnum):
@@ -41,6 +41,14 @@ class Kind(IntEnum):
     LARGEST = 5
     AVERAGE = 6
     AVERAGE_INSIDE = 7
+
+
+class Way(IntEnum):
+    """In the order of `enum class Way` in native/layers.h."""
+
+    PLAIN = 0
+    WINOGRAD = 1
+    BFLOAT16 = 2
 
 
 # In reports.
@@ -69,7 +77,7 @@ class Step:
     window: Sequence[int] = (0,) * 8  # stride, padding above and left, below and right, dilation
     groups: int = 0
     act: int = 0
-    winograd: bool = False
+    way: Way = Way.PLAIN
     extent: tuple[int, int] = (0, 0)
     numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
@@ -80,7 +88,7 @@ class Step:
         """As `LayerText` in native/layer_text.h reads it. `number_of`: of a value that is read."""
         there = sum(1 << i for i, tensor in enumerate(self.tensors) if tensor is not None)
         read = [number_of(value) for value in self.reads()]
-        own = (self.groups, self.act, int(self.winograd))
+        own = (self.groups, self.act, self.way)
         bits = (struct.unpack("<q", struct.pack("<d", number))[0] for number in self.numbers)
         every = (there, *self.window, *own, *read, self.kind, *self.extent, *bits)
         return " ".join(str(int(one)) for one in every)
@@ -165,7 +173,7 @@ def _convolution(node: fx.Node, found: Members) -> Member:
         window=window,
         groups=args[GROUPS],
         act=args[ACT],
-        winograd=args[WINOGRAD],
+        way=args[WAY],
         numbers=(args[EPS], args[A], args[B]),
     )
     product = args[0]

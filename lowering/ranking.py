@@ -7,7 +7,6 @@ So two runs of the same measurement, or two ranks with like machines, choose ali
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from lowering.capability import CapabilityRow
@@ -72,7 +71,7 @@ def takers(rows: Iterable[CapabilityRow], order: Sequence[str]) -> list[Capabili
     """Rows in the order of the measurement; those that were not measured by priority, behind.
 
     Left out: who was measured to be slower than eager, and who may only be used where measured.
-    Rates are of large regions: rows for little work have their say first.
+    First of all: rows whose gain is not in the rates, which are of single calls.
     """
     rows = sorted(rows, key=lambda row: -row.priority)
     place = {name: index for index, name in enumerate(order)}
@@ -80,9 +79,9 @@ def takers(rows: Iterable[CapabilityRow], order: Sequence[str]) -> list[Capabili
     kept = [
         row
         for row in rows
-        if row.max_flops == math.inf
+        if not row.before_measured
         and place.get(row.provider, -1) <= last
         and (not row.only_if_measured or order[:1] == (row.provider,))
     ]
     kept.sort(key=lambda row: place.get(row.provider, len(place)))  # stays in order of priority
-    return [row for row in rows if row.max_flops < math.inf] + kept
+    return [row for row in rows if row.before_measured] + kept

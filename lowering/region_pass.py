@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import convolution_groups, group_norm, linear_groups, outputs, providers
+from lowering import (
+    convolution_groups,
+    group_norm,
+    linear_groups,
+    outputs,
+    providers,
+    wide_images,
+)
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
 from lowering.graphs import erase_dead, place
@@ -225,6 +232,7 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     moved = [region for region in taken if not region.left]
     if any(region.name in _LAY_OUT_OTHERWISE for region in moved):
         outputs.put_back(module, strides, stands_for, group_norm.put_right)
+    wide_images.keep(module.graph)
     for name in convolution_groups.join(module.graph):
         (ours,) = [one for one in taken if (one.name, one.provider) == _OUR_CONVOLUTIONS]
         ours.detail = _with(ours.detail, [name])

@@ -9,24 +9,28 @@
 
 namespace kd::amx {
 
-using bf16::PairRows;
 using bf16::Product;
 
 constexpr int64_t kStripColumns = 2 * kLanes;
 constexpr int64_t kBlockRows = 2 * kTileRows;
 // Of a block of rows, so that it stays in the second cache, which is 2 MiB where there are tiles.
 constexpr int64_t kRowsBytes = 768 << 10;
+// Panels of so many bytes stay there while all rows pass by. Blocks of rows need not be large then, and a
+// block's results are rather a run of memory: a strip writes, and reads beside them, one line of each row.
+constexpr int64_t kPanelsThatStay = 512 << 10;
+constexpr int64_t kResultBytes = 128 << 10;
 // Of a strip of panels, so that it stays in the first one while all rows of the block pass by.
 constexpr int64_t kDepthPairs = 128;
 
 // What is left to do with the sums of a block. Activations are computed a few rows in every step of the
 // next block, as tiles leave the CPU's other instructions most of its time. Where there is none, it is
 // mostly stores, which are better done at once.
+template <class Element>
 class Finishing {
  public:
-  void start(const bf16::Unfinished& of) {
+  void start(const bf16::Unfinished<Element>& of) {
     rest();
-    of_ = of, done_ = 0, finish_ = bf16::finish_rows_of(of.e.act);
+    of_ = of, done_ = 0, finish_ = bf16::finish_rows_of<Element>(of.e.act);
     if (of.e.act == Act::none || of.e.act == Act::relu) rest();
   }
   // All of it, within so many steps.
@@ -45,16 +49,16 @@ class Finishing {
     done_ = end;
   }
 
-  bf16::Unfinished of_{};
-  bf16::FinishRows finish_ = nullptr;
+  bf16::Unfinished<Element> of_{};
+  bf16::FinishRows<Element> finish_ = nullptr;
   int64_t done_ = 0, each_ = 0;
 };
 
 // sums[rows][kStripColumns] (+)= left @ right, `steps` tiles deep. Strides: of floats.
-template <bool lower, bool second>
+template <bool lower, bool second, class Element>
 static void sum_tiles(int64_t steps, const float* upper_rows, const float* lower_rows, int64_t lda,
                       const Block& right, float* upper_sums, float* lower_sums, bool accumulate,
-                      Finishing& before) {
+                      Finishing<Element>& before) {
   constexpr int64_t kSumsRow = kStripColumns * 4, kPanelRow = kLanes * 4;
   constexpr int64_t kStep = kTilePairs;
   memory_is_written();
@@ -91,59 +95,74 @@ static void sum_tiles(int64_t steps, const float* upper_rows, const float* lower
   if constexpr (lower && second) _tile_stored(3, lower_sums + kLanes, kSumsRow);
 }
 
+template <class Element>
 using SumTiles = void (*)(int64_t, const float*, const float*, int64_t, const Block&, float*, float*,
-                          bool, Finishing&);
+                          bool, Finishing<Element>&);
 
-static inline SumTiles sum_tiles_of(bool lower, bool second) {
-  if (lower) return second ? sum_tiles<true, true> : sum_tiles<true, false>;
-  return second ? sum_tiles<false, true> : sum_tiles<false, false>;
+template <class Element>
+SumTiles<Element> sum_tiles_of(bool lower, bool second) {
+  if (lower) return second ? sum_tiles<true, true, Element> : sum_tiles<true, false, Element>;
+  return second ? sum_tiles<false, true, Element> : sum_tiles<false, false, Element>;
 }
 
-// A block of rows times a strip of panels. `sums` of all rows are kept, at least until the next ones
-// are begun.
-static inline void multiply_strip(const Product& p, const Block& left, Range rows, Range strip,
-                                  float* sums, Registers& registers, Finishing& finishing) {
+// Sums of a block are finished before those of the next one are stored; where k has several parts, those
+// of all blocks wait for the last one.
+static inline int64_t sums_size(int64_t rows, int64_t parts) {
+  return (parts > 1 ? std::max(rows, kBlockRows) : kBlockRows) * kStripColumns;
+}
+
+static inline int64_t deep_parts(int64_t pairs) {
+  return std::max<int64_t>(ceil_div(pairs, kDepthPairs), 1);
+}
+
+// A block of rows times a strip of panels.
+template <class Rows, class Element>
+void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range rows, Range strip,
+                    float* sums, Registers& registers, Finishing<Element>& finishing) {
   const int64_t column = strip.begin * kLanes;
   const int64_t columns = std::min<int64_t>(p.n - column, strip.size() * kLanes);
   const int64_t steps = p.pairs() / kTilePairs;
-  const int64_t deep_parts = std::max<int64_t>(ceil_div(p.pairs(), kDepthPairs), 1);
+  const int64_t parts = deep_parts(p.pairs());
   const int64_t blocks = ceil_div(rows.size(), kBlockRows);
   if (blocks == 1) finishing.rest();
-  for (int64_t part = 0; part < deep_parts; part++) {
-    const Range deep = part_of(steps, part, deep_parts);
+  for (int64_t part = 0; part < parts; part++) {
+    const Range deep = part_of(steps, part, parts);
     const Block right = p.panel(strip.begin, deep.begin * kTilePairs);
     for (int64_t i = 0; i < blocks; i++) {
       const Range some = part_of(rows.size(), i, blocks);
       const int count = static_cast<int>(some.size());
       const int lower = count > kTileRows ? count / 2 : 0, upper = count - lower;
       registers.shape(upper, lower);
-      float* const at = sums + some.begin * kStripColumns;
+      float* const at = sums + (parts > 1 ? some.begin : 0) * kStripColumns;
       const float* const a = left.data + some.begin * left.across + deep.begin * kTilePairs;
       finishing.spread_over(std::max<int64_t>(deep.size(), 1));
-      sum_tiles_of(lower > 0, strip.size() > 1)(deep.size(), a, a + upper * left.across, left.across,
-                                                right, at, at + upper * kStripColumns, part > 0,
-                                                finishing);
-      if (part + 1 < deep_parts) continue;
-      const int64_t row = rows.begin + some.begin;
-      finishing.start({at, kStripColumns, count, columns, p.c + row * p.ldc + column, p.ldc,
-                       p.e.at(row, column)});
+      sum_tiles_of<Element>(lower > 0, strip.size() > 1)(
+          deep.size(), a, a + upper * left.across, left.across, right, at,
+          at + upper * kStripColumns, part > 0, finishing);
+      if (part + 1 < parts) continue;
+      finishing.start(
+          p.unfinished(at, kStripColumns, rows.begin + some.begin, count, column, columns));
     }
   }
 }
 
-static inline void multiply_item(const Product& p, const Grid& grid, int64_t item) {
+template <class Rows, class Element>
+void multiply_item(const Product<Rows, Element>& p, const Grid& grid, int64_t item) {
   const Range rows = part_of(p.m, item / grid.across, grid.down);
   const Range panels = part_of(panels_of(p.n), item % grid.across, grid.across);
   if (rows.size() == 0 || panels.size() == 0) return;
   const int64_t fitting = kRowsBytes / 4 / std::max<int64_t>(p.pairs(), 1);
-  const int64_t most_rows = std::max(fitting / kBlockRows, int64_t{2}) * kBlockRows;
+  const int64_t results = kResultBytes / static_cast<int64_t>(sizeof(Element)) / p.n;
+  const bool stays = p.n * p.pairs() * 4 <= kPanelsThatStay;
+  const int64_t fit = stays ? std::min(fitting, results) : fitting;
+  const int64_t most_rows = std::max(fit / kBlockRows, int64_t{stays ? 1 : 2}) * kBlockRows;
   const int64_t row_blocks = ceil_div(rows.size(), most_rows);
   const int64_t strips = ceil_div(panels.size(), 2);
   const int64_t held = std::min(rows.size(), most_rows);
-  float* const buffer = scratch<0>(PairRows::buffer_size(held, p.k));
-  float* const sums = scratch<1>(std::max(held, kBlockRows) * kStripColumns);
+  float* const buffer = scratch<0>(bf16::rows_buffer_size(held, p.k));
+  float* const sums = scratch<1>(sums_size(held, deep_parts(p.pairs())));
   Registers registers;
-  Finishing finishing;
+  Finishing<Element> finishing;
   for (int64_t i = 0; i < row_blocks; i++) {
     const Range part = part_of(rows.size(), i, row_blocks);
     const Range some{rows.begin + part.begin, rows.begin + part.end};

@@ -64,8 +64,9 @@ static inline SumTile sum_tile_of(int rows, int width) {
 // --- the product ----------------------------------------------------------------------------------
 
 // A block of rows times a strip of panels, whose sums are kept in `sums` where k has several parts.
-static inline void multiply_strip(const Product& p, const Block& left, Range rows, Range strip,
-                                  const float* following, float* sums) {
+template <class Rows, class Element>
+void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range rows, Range strip,
+                    const float* following, float* sums) {
   const int width = static_cast<int>(strip.size());
   const int64_t column = strip.begin * kLanes;
   const int64_t columns = std::min<int64_t>(p.n - column, width * kLanes);
@@ -83,15 +84,16 @@ static inline void multiply_strip(const Product& p, const Block& left, Range row
       const float* const ahead = next && t < width ? next + t * right.across : right.data;
       sum_tile_of(static_cast<int>(some.size()), width)(deep.size(), rows_left, right, at,
                                                         part > 0, ahead);
-      const int64_t row = rows.begin + some.begin;
       if (last)
-        finish({at, kStripColumns, some.size(), columns, p.c + row * p.ldc + column, p.ldc,
-                p.e.at(row, column)});
+        finish_rows_of<Element>(p.e.act)(
+            p.unfinished(at, kStripColumns, rows.begin + some.begin, some.size(), column, columns),
+            {0, some.size()});
     }
   }
 }
 
-static inline void multiply_item(const Product& p, const Grid& grid, int64_t item) {
+template <class Rows, class Element>
+void multiply_item(const Product<Rows, Element>& p, const Grid& grid, int64_t item) {
   const Range rows = part_of(p.m, item / grid.across, grid.down);
   const Range panels = part_of(panels_of(p.n), item % grid.across, grid.across);
   if (rows.size() == 0 || panels.size() == 0) return;
@@ -99,7 +101,7 @@ static inline void multiply_item(const Product& p, const Grid& grid, int64_t ite
   const int64_t most_rows = std::clamp<int64_t>(fitting, 3 * kMostTileRows, kBlockRows);
   const int64_t row_blocks = ceil_div(rows.size(), most_rows);
   const int64_t strips = ceil_div(panels.size(), kTileWidth);
-  float* const buffer = scratch<0>(PairRows::buffer_size(most_rows, p.k));
+  float* const buffer = scratch<0>(rows_buffer_size(most_rows, p.k));
   float* const sums = scratch<1>(most_rows * kStripColumns);
   for (int64_t i = 0; i < row_blocks; i++) {
     const Range part = part_of(rows.size(), i, row_blocks);

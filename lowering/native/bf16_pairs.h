@@ -36,23 +36,24 @@ static inline void pack(float* packed, const BFloat16* b, int64_t k, int64_t n, 
 
 // --- the left operand: rows as they are -----------------------------------------------------------
 
+// So much a block of rows may take where it is copied, `spread_out` as it is.
+static inline int64_t rows_buffer_size(int64_t rows, int64_t k) { return rows * (pairs_of(k) + 48); }
+
 // Rows that do not end with a whole pair, or tile, are copied, with zeros behind them.
 struct PairRows {
   const BFloat16* a;
-  int64_t k;
-
-  static int64_t buffer_size(int64_t rows, int64_t k) { return rows * (pairs_of(k) + 48); }
+  int64_t lda, k;
 
   Block block(int64_t row, int64_t rows, float* buffer) const {
     const int64_t pairs = pairs_of(k);
-    if (k == 2 * pairs)
-      return MatrixRows{reinterpret_cast<const float*>(a), pairs}.block(row, rows, 0, pairs,
-                                                                        buffer);
+    if (k == 2 * pairs && lda % 2 == 0)
+      return MatrixRows{reinterpret_cast<const float*>(a), lda / 2}.block(row, rows, 0, pairs,
+                                                                          buffer);
     const int64_t ld = spread_out(pairs);
     const auto bytes = static_cast<size_t>(k) * sizeof(BFloat16);
     for (int64_t i = 0; i < rows; i++) {
       auto* const to = reinterpret_cast<char*>(buffer + i * ld);
-      std::memcpy(to, a + (row + i) * k, bytes);
+      std::memcpy(to, a + (row + i) * lda, bytes);
       std::memset(to + bytes, 0, static_cast<size_t>(pairs) * 4 - bytes);
     }
     return {buffer, ld, 1};
@@ -61,35 +62,52 @@ struct PairRows {
 
 // --- the results ----------------------------------------------------------------------------------
 
-using PairEpilogue = EpilogueOf<BFloat16>;
-
 // By the CPU's instruction, which takes numbers below the normal ones for zeros, as products do.
 static inline hvec rounded(vec v) { return (hvec)_mm512_cvtneps_pbh((__m512)v); }
 
-// Sums of a product, and what is left to do with them: all of it in floats, and the one rounding.
+__attribute__((always_inline)) static inline void put(BFloat16* to, vec v, int count) {
+  const auto first = static_cast<__mmask16>((1u << count) - 1);
+  _mm256_mask_storeu_epi16(to, first, (__m256i)rounded(v));
+}
+__attribute__((always_inline)) static inline void put(float* to, vec v, int count) {
+  store_first(to, v, count);
+}
+
+// A factor and an addend for each column, in floats; nullptr: none.
+struct OfColumns {
+  const float *scale = nullptr, *shift = nullptr;
+  OfColumns from(int64_t column) const {
+    return {scale ? scale + column : nullptr, shift ? shift + column : nullptr};
+  }
+};
+
+// Sums of a product, and what is left to do with them: all of it in floats, and at most one rounding.
+template <class Element>
 struct Unfinished {
   const float* sums;
   int64_t ld, rows, columns;
-  BFloat16* c;
+  Element* c;
   int64_t ldc;
-  PairEpilogue e;
+  EpilogueOf<Element> e;
+  OfColumns own;
 };
 
-template <Act act>
-static void finish_with(const Unfinished& of, Range rows) {
-  const PairEpilogue& e = of.e;
+template <Act act, class Element>
+static void finish_with(const Unfinished<Element>& of, Range rows) {
+  const EpilogueOf<Element>& e = of.e;
   const auto some = [&](int64_t i, int64_t j, auto count) __attribute__((always_inline)) {
-    const auto get = [&](const BFloat16* p) {
+    const auto get = [&](const auto* p) {
       return count == kLanes ? load_floats(p + j) : load_floats_first(p + j, count);
     };
     vec v = load(of.sums + i * of.ld + j);
+    if (of.own.scale) v *= get(of.own.scale);
+    if (of.own.shift) v += get(of.own.shift);
     if (e.bias) v += get(e.bias);
     if (e.before) v += get(e.before + i * e.ld_before);
     v = activate(act, v, e.a, e.b);
     if (e.times) v *= get(e.times + i * e.ld_times);
     if (e.after) v += get(e.after + i * e.ld_after);
-    const hvec result = rounded(v);
-    std::memcpy(of.c + i * of.ldc + j, &result, static_cast<size_t>(count) * sizeof(BFloat16));
+    put(of.c + i * of.ldc + j, v, count);
   };
   const int64_t whole = of.columns / kLanes * kLanes;
   const int left = static_cast<int>(of.columns - whole);
@@ -99,28 +117,36 @@ static void finish_with(const Unfinished& of, Range rows) {
   }
 }
 
-using FinishRows = void (*)(const Unfinished& of, Range rows);
+template <class Element>
+using FinishRows = void (*)(const Unfinished<Element>& of, Range rows);
 
-static inline FinishRows finish_rows_of(Act act) {
-  FinishRows found = nullptr;
-  with_activation(act, [&](auto constant) { found = finish_with<constant.value>; });
+template <class Element>
+FinishRows<Element> finish_rows_of(Act act) {
+  FinishRows<Element> found = nullptr;
+  with_activation(act, [&](auto constant) { found = finish_with<constant.value, Element>; });
   return found;
 }
 
-static inline void finish(const Unfinished& of) { finish_rows_of(of.e.act)(of, {0, of.rows}); }
-
-// c = epilogue(a @ b), of which an item computes some rows and panels.
+// c = epilogue(scale * (a @ b) + shift), of which an item computes some rows and panels.
+template <class Rows, class Element>
 struct Product {
   int64_t m, n, k;
-  PairRows a;
+  Rows a;
   const float* b;  // packed
-  BFloat16* c;
+  Element* c;
   int64_t ldc;
-  PairEpilogue e;
+  EpilogueOf<Element> e;
+  OfColumns own = {};
 
   int64_t pairs() const { return pairs_of(k); }
   Block panel(int64_t index, int64_t from) const {
     return {b + index * kLanes * pairs() + from * kLanes, kLanes * pairs(), kLanes};
+  }
+  // The sums of some rows, from one of its elements on.
+  Unfinished<Element> unfinished(const float* sums, int64_t ld, int64_t row, int64_t rows,
+                                 int64_t column, int64_t columns) const {
+    return {sums, ld,  rows, columns, c + row * ldc + column,
+            ldc,  e.at(row, column), own.from(column)};
   }
 };
 

@@ -25,12 +25,12 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
                    const OptionalTensor& mean, const OptionalTensor& var, double eps,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                    int64_t groups, const OptionalTensor& before, const OptionalTensor& times,
-                   const OptionalTensor& after, int64_t act, double a, double b, bool winograd,
+                   const OptionalTensor& after, int64_t act, double a, double b, int64_t way,
                    bool rows) {
   const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
                   or_undefined(var), eps};
   Layer layer{weight, or_undefined(bias), norm, stride, padding, dilation, groups, act, a, b,
-              winograd};
+              static_cast<Way>(way)};
   std::vector<Tensor> given{x};
   const auto beside = [&](const OptionalTensor& tensor) {
     if (!tensor.has_value()) return Layer::kNothing;
@@ -74,7 +74,7 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
       "openmp_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? norm_weight, "
       "Tensor? norm_bias, Tensor? mean, Tensor? var, float eps, int[] stride, int[] padding, "
       "int[] dilation, int groups, Tensor? before, Tensor? times, Tensor? after, int act, float a, "
-      "float b, bool winograd=False, *, bool rows=False) -> Tensor",
+      "float b, int way=0, *, bool rows=False) -> Tensor",
       as_in_the_graph);
   library.def(
       "openmp_convolutions(Tensor x, Tensor[] tensors, str layers, Tensor[] others, *, "

@@ -10,18 +10,35 @@
 namespace kd {
 
 inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const Norm& norm,
-                                    const ConvShape& shape, bool winograd) {
-  const uint64_t form = static_cast<uint64_t>(shape.groups) * 2 + winograd;
+                                    const ConvShape& shape, Way way) {
+  const uint64_t form = static_cast<uint64_t>(shape.groups) * 4 + static_cast<uint64_t>(way);
   const Tensor from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
   return weights().get(from, norm.recipe(form), [&] {
-    auto packed = std::make_shared<Packed>(winograd ? winograd::packed_size_of(shape)
-                                                    : conv_packed_size(shape));
     const Tensor floats = as_float(weight.detach());
+    const float* const numbers = floats.const_data_ptr<float>();
     FoldedNorm folded(bias, norm, shape.co);
-    (winograd ? winograd::pack : conv_pack)(packed->weight.data(), floats.const_data_ptr<float>(),
-                                            folded.scales(), shape, threads());
-    packed->bias = std::move(folded.bias);
-    return packed;
+    const auto packed_as = [&](int64_t size, const auto& pack) {
+      auto packed = std::make_shared<Packed>(size);
+      pack(packed->weight.data());
+      packed->bias = std::move(folded.bias);
+      return packed;
+    };
+#if defined(__AVX512BF16__)
+    if (way == Way::bfloat16) {
+      auto packed = packed_as(bf16::convolution_packed_size(shape), [&](float* to) {
+        bf16::pack_convolution(to, numbers, shape, threads());
+      });
+      packed->scale = std::move(folded.scale);  // weights that are rounded already stay what they are
+      return packed;
+    }
+#endif
+    if (way == Way::winograd)
+      return packed_as(winograd::packed_size_of(shape), [&](float* to) {
+        winograd::pack(to, numbers, folded.scales(), shape, threads());
+      });
+    return packed_as(conv_packed_size(shape), [&](float* to) {
+      conv_pack(to, numbers, folded.scales(), shape, threads());
+    });
   });
 }
 
@@ -61,24 +78,35 @@ inline void check(const Layer& layer, const ConvShape& s, const Values& values) 
                 s.pixels(), " pixels");
 }
 
+inline const float* if_any(const std::vector<float>& numbers) {
+  return numbers.empty() ? nullptr : numbers.data();
+}
+
+// What lies beside the output and what is done to it. A bias is not there yet.
+template <class Element>
+EpilogueOf<Element> epilogue_of(const Layer& layer, const Values& values) {
+  EpilogueOf<Element> e;
+  const auto beside = [&](int64_t value, const Element*& data, int64_t& ld) {
+    if (value >= 0) data = values[value].numbers<Element>(), ld = values[value].ld;
+  };
+  beside(layer.before, e.before, e.ld_before);
+  beside(layer.times, e.times, e.ld_times);
+  beside(layer.after, e.after, e.ld_after);
+  e.act = static_cast<Act>(layer.act);
+  e.a = static_cast<float>(layer.a), e.b = static_cast<float>(layer.b);
+  return e;
+}
+
 // A convolution with its weights at hand.
 struct Ready {
   PackedPtr packed;
   ConvStage stage;
 
-  Ready(const Layer& layer, const ConvShape& shape, bool winograd, const Values& values)
+  Ready(const Layer& layer, const ConvShape& shape, Way way, const Values& values)
       : packed((check(layer, shape, values),
-                packed_convolution(layer.weight, layer.bias, layer.norm, shape, winograd))) {
-    Epilogue e;
-    if (!packed->bias.empty()) e.bias = packed->bias.data();
-    const auto beside = [&](int64_t value, const float*& data, int64_t& ld) {
-      if (value >= 0) data = values[value].data, ld = values[value].ld;
-    };
-    beside(layer.before, e.before, e.ld_before);
-    beside(layer.times, e.times, e.ld_times);
-    beside(layer.after, e.after, e.ld_after);
-    e.act = static_cast<Act>(layer.act);
-    e.a = static_cast<float>(layer.a), e.b = static_cast<float>(layer.b);
+                packed_convolution(layer.weight, layer.bias, layer.norm, shape, way))) {
+    Epilogue e = epilogue_of<float>(layer, values);
+    e.bias = if_any(packed->bias);
     stage = {shape, packed->weight.data(), e};
   }
 };
@@ -139,13 +167,13 @@ class Layers {
   size_t how_many_behind(size_t first) const {
     size_t last = first;
     while (last < first + 2 && last + 1 < layers_.size() && is_behind(last)) last++;
-    return layers_[first].winograd || layers_[first].factors >= 0 ? 0 : last - first;
+    return layers_[first].way == Way::winograd || layers_[first].factors >= 0 ? 0 : last - first;
   }
 
   bool is_behind(size_t index) const {
     const Layer& next = layers_[index + 1];
     return next.is_convolution() && is_read_alone_by_next(index) &&
-           !layers_[index].reads_beside() && !next.winograd && next.factors < 0;
+           !layers_[index].reads_beside() && next.way != Way::winograd && next.factors < 0;
   }
 
   bool is_read_alone_by_next(size_t index) const {
@@ -222,21 +250,49 @@ class Layers {
     const Layer& layer = layers_[index];
     const PlacedImage& y = made(index, x);
     s.ldy = y.ld;
+    const Way way = way_of(layer, s);
+    if (s.values() == 0) return;
+    if (way == Way::bfloat16) return by_products_of_bfloat16(layer, s, x, y, before);
     const auto computed = [&](bool winograd) {
-      const Ready ready(layer, s, winograd, values_);
+      const Ready ready(layer, s, winograd ? Way::winograd : Way::plain, values_);
       const auto& [shape, packed, epilogue] = ready.stage;
       if (winograd) return winograd_conv(shape, x.data, packed, y.data, epilogue, threads());
       conv(shape, x.data, packed, y.data, epilogue, threads(), before);
       return true;
     };
-    if (s.values() > 0 && (!layer.winograd || !computed(true))) computed(false);
+    if (way != Way::winograd || !computed(true)) computed(false);
+  }
+
+  void by_products_of_bfloat16([[maybe_unused]] const Layer& layer,
+                               [[maybe_unused]] const ConvShape& s,
+                               [[maybe_unused]] const PlacedImage& x,
+                               [[maybe_unused]] const PlacedImage& y,
+                               [[maybe_unused]] const Prologue& before) {
+#if defined(__AVX512BF16__)
+    check(layer, s, values_);
+    const PackedPtr packed =
+        packed_convolution(layer.weight, layer.bias, layer.norm, s, Way::bfloat16);
+    const bf16::Weighing weighing{packed->weight.data(),
+                                  {if_any(packed->scale), if_any(packed->bias)}};
+    const auto into = [&](auto* to) {
+      const auto e = epilogue_of<std::remove_pointer_t<decltype(to)>>(layer, values_);
+      if (x.halves != nullptr)
+        bf16::convolution(s, x.halves, weighing, to, e, threads());
+      else
+        bf16::convolution(s, x.data, weighing, to, e, threads(), before);
+    };
+    if (y.halves != nullptr)
+      into(y.halves);
+    else
+      into(y.data);
+#endif
   }
 
   size_t both(size_t index, const ConvShape& s, ConvShape t) {
     const PlacedImage& y = values_.make(index + 1, sizes_of(t));
     t.ldy = y.ld;
-    const Ready first(layers_[index], s, false, values_);
-    const Ready second(layers_[index + 1], t, false, values_);
+    const Ready first(layers_[index], s, Way::plain, values_);
+    const Ready second(layers_[index + 1], t, Way::plain, values_);
     const auto pair = lines_suit(s, t, threads()) ? dense_then_depthwise_lines : conv_pair;
     pair(first.stage, second.stage, image(index).data, y.data, threads());
     return 2;
@@ -245,9 +301,9 @@ class Layers {
   size_t all_three(size_t index, const ConvShape& s, const ConvShape& t, ConvShape u) {
     const PlacedImage& y = values_.make(index + 2, sizes_of(u));
     u.ldy = y.ld;
-    const Ready first(layers_[index], s, false, values_);
-    const Ready second(layers_[index + 1], t, false, values_);
-    const Ready third(layers_[index + 2], u, false, values_);
+    const Ready first(layers_[index], s, Way::plain, values_);
+    const Ready second(layers_[index + 1], t, Way::plain, values_);
+    const Ready third(layers_[index + 2], u, Way::plain, values_);
     bottleneck(first.stage, second.stage, third.stage, image(index).data, y.data, threads());
     return 3;
   }

@@ -51,7 +51,7 @@ class LayerText {
       const auto list = [&](size_t first, size_t count) { return at::IntArrayRef(n + first, count); };
       made.push_back({own[0], own[1], {own[2], own[3], own[4], own[5], real(n[kIntegers])},
                       list(0, 2), list(2, 4), list(6, 2), n[8], n[9], real(n[kIntegers + 1]),
-                      real(n[kIntegers + 2]), n[10] != 0, n[11], n[12], n[13], n[14], n[15],
+                      real(n[kIntegers + 2]), static_cast<Way>(n[10]), n[11], n[12], n[13], n[14], n[15],
                       static_cast<Kind>(n[16]), {n[17], n[18]}});
     }
     return made;

@@ -20,6 +20,13 @@ enum class Kind : int64_t {
   average_inside,   // of what the image has of a window
 };
 
+// How a convolution is computed. In the order of `Way` in lowering/convolution_steps.py.
+enum class Way : int64_t {
+  plain,
+  winograd,
+  bfloat16,  // by products of bfloat16 numbers, unless it is of each channel by itself
+};
+
 // What it reads besides its weights are numbers of values: first the images that are given, then what
 // each layer makes.
 struct Layer {
@@ -30,7 +37,7 @@ struct Layer {
   at::IntArrayRef stride, padding, dilation;
   int64_t groups, act;
   double a, b;
-  bool winograd;
+  Way way;
   int64_t image = 0, before = kNothing, times = kNothing, after = kNothing;
   int64_t factors = kNothing;  // of the image's channels
   Kind kind = Kind::convolution;

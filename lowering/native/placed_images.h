@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "image_tensors.h"
-#include "layers.h"
+#include "kept_in_bfloat16.h"
 
 namespace kd {
 
@@ -12,20 +12,34 @@ namespace kd {
 struct PlacedImage {
   Tensor memory;
   float* data = nullptr;
+  BFloat16* halves = nullptr;  // instead of floats
   std::array<int64_t, 4> sizes{};
-  int64_t ld = 0;  // floats from a pixel to the next
+  int64_t ld = 0;  // numbers from a pixel to the next
 
   PlacedImage() = default;
   explicit PlacedImage(const Tensor& whole, bool written)
       : memory(whole),
-        data(written ? whole.mutable_data_ptr<float>()
-                     : const_cast<float*>(whole.const_data_ptr<float>())),
         sizes{whole.size(0), whole.size(1), whole.size(2), whole.size(3)},
-        ld(sizes[1]) {}
+        ld(sizes[1]) {
+    void* const at = written ? whole.mutable_data_ptr() : const_cast<void*>(whole.const_data_ptr());
+    if (whole.scalar_type() == at::kFloat)
+      data = static_cast<float*>(at);
+    else
+      halves = static_cast<BFloat16*>(at);
+  }
+
+  template <class Element>
+  Element* numbers() const {
+    if constexpr (std::is_same_v<Element, float>)
+      return data;
+    else
+      return halves;
+  }
 
   int64_t channels() const { return sizes[1]; }
   int64_t pixels() const { return sizes[0] * sizes[2] * sizes[3]; }
 
+  // Of an image of floats.
   PlacedImage some(int64_t first, int64_t count) const {
     TORCH_CHECK(first >= 0 && count >= 0 && first + count <= channels(), "channels ", first, " to ",
                 first + count, " of an image that has ", channels());
@@ -40,7 +54,7 @@ struct PlacedImage {
 class Values {
  public:
   Values(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given)
-      : layers_(layers), given_(given.size()), like_(given.front()) {
+      : layers_(layers), given_(given.size()), like_(given.front()), kept_(layers, given_) {
     for (const Tensor& image : given) values_.emplace_back(image, false);
     values_.resize(given_ + layers.size());
     readers_.resize(values_.size());
@@ -110,8 +124,11 @@ class Values {
   }
 
   PlacedImage place(int64_t value, const std::array<int64_t, 4>& sizes) {
-    if (part_[value] == kNowhere)
-      return PlacedImage(at::empty(sizes, like_.options().memory_format(kChannelsLast)), true);
+    if (part_[value] == kNowhere) {
+      const auto dtype = kept_[value] ? at::kBFloat16 : at::kFloat;
+      return PlacedImage(
+          at::empty(sizes, like_.options().dtype(dtype).memory_format(kChannelsLast)), true);
+    }
     const auto part = static_cast<size_t>(part_[value]);
     return whole_of(part, sizes).some(layers_[part].first_channel(), sizes[1]);
   }
@@ -119,6 +136,7 @@ class Values {
   at::ArrayRef<Layer> layers_;
   size_t given_;
   Tensor like_;
+  KeptInBFloat16 kept_;
   std::vector<PlacedImage> values_;
   std::vector<int64_t> readers_;
   std::vector<int64_t> part_;  // of each value: the layer that wants it as a part

@@ -52,7 +52,8 @@ class Buffer {
 struct Packed {
   explicit Packed(int64_t size) : weight(size) {}
   Buffer weight;
-  std::vector<float> bias;  // empty: the caller's own bias is used as it is
+  std::vector<float> bias;   // empty: the caller's own bias is used as it is
+  std::vector<float> scale;  // of outputs, where it is not in the weight
 };
 
 using PackedPtr = std::shared_ptr<const Packed>;

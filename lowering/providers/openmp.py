@@ -1,13 +1,14 @@
 """C++ kernels of ours, on OpenMP threads: layers, products, norms of images, random numbers.
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
-absorb more of what stands around them and cost a microsecond to call. Linear layers in bfloat16 are
-multiplied by the CPU itself where it can; all other half precision is computed in float32, from
-weights that were widened once.
+absorb more of what stands around them and cost a microsecond to call. Linear layers and
+convolutions in bfloat16 are multiplied by the CPU itself where it can; all other half precision is
+computed in float32, from weights that were widened once.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import fx
 
 from lowering import machine
 from lowering.contract import Probe, Provider, RegionMaker
+from lowering.convolution_steps import Way
 from lowering.native import library
 from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.convolution import Convolution
@@ -41,8 +43,18 @@ def probe() -> Probe:
     return library.probe()
 
 
-def _in_bfloat16(match: Linear) -> bool:
-    return match.dtype is torch.bfloat16 and library.multiplies_bfloat16()
+def _in_bfloat16(match: Linear | Convolution) -> bool:
+    if match.dtype is not torch.bfloat16 or not library.multiplies_bfloat16():
+        return False
+    return isinstance(match, Linear) or _is_long_product(match)
+
+
+def _is_long_product(match: Convolution) -> bool:
+    """As `bf16::suits` in native/bf16_convolution.h has it: else most of a tile would be empty."""
+    total, inputs, *taps = match.weight.meta["val"].shape
+    outputs = total // match.groups
+    by_channel = match.groups > 1 and (inputs == 1 or (inputs, outputs) == (8, 8))
+    return not by_channel and outputs >= 8 and inputs * math.prod(taps) >= 16
 
 
 def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
@@ -78,15 +90,21 @@ def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -
             match.dilation,
             match.groups,
             *_tail(graph, epilogue),
-            match.winograd_pays,
+            _way(match),
         ),
     )
     return narrowed(graph, new, match.dtype)
 
 
+def _way(match: Convolution) -> Way:
+    if _in_bfloat16(match):
+        return Way.BFLOAT16
+    return Way.WINOGRAD if match.winograd_pays else Way.PLAIN
+
+
 def _winograd(match: Convolution) -> tuple[str, float]:
     """Errors are those of a direct convolution: the transforms only add and halve."""
-    return ("winograd", 16 / 9) if match.winograd_pays else ("", 1.0)
+    return ("winograd", 16 / 9) if _way(match) is Way.WINOGRAD else ("", 1.0)
 
 
 def _emit_transposed(graph: fx.Graph, match: TransposedConvolution, epilogue: Epilogue) -> fx.Node:
@@ -184,7 +202,7 @@ def _emit_group_norm(graph: fx.Graph, match: GroupNorm, epilogue: Epilogue) -> f
     return graph.call_function(target, (*operands, *_activation(epilogue)))
 
 
-def _packed_linear_element(match: Linear) -> int:
+def _packed_element(match: Linear | Convolution) -> int:
     return 2 if _in_bfloat16(match) else 4
 
 
@@ -248,13 +266,13 @@ PROVIDER = Provider(
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
         "linear": RegionMaker(
-            _emit_linear, ABILITIES, _refuses_linear, packed_element=_packed_linear_element
+            _emit_linear, ABILITIES, _refuses_linear, packed_element=_packed_element
         ),
         "convolution": RegionMaker(
             _emit_convolution,
             ABILITIES,
             _refuses_convolution,
-            packed_element=lambda match: 4,
+            packed_element=_packed_element,
             transforms=_winograd,
         ),
         "transposed_convolution": RegionMaker(

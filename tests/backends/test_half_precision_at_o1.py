@@ -123,15 +123,12 @@ def test_weights_that_autocast_would_round(level: str, name: str, dtype: torch.d
     assert rows  # of convolutions some may be too small for a call through oneDNN
     for row in rows:
         assert (row.name, row.provider in ("mkldnn", "openmp")) == (region, True)
-        ours = (region, row.provider) == ("linear", "openmp")  # the one of ours with such products
-        assert ("cast-weight" in row.recipes) == (
-            in_hardware and (ours or row.provider == "mkldnn")
-        )
+        assert ("cast-weight" in row.recipes) == in_hardware
         assert "widen-weight" not in row.recipes
 
 
-def test_little_work_in_bfloat16_with_amx() -> None:
-    """A call through oneDNN takes longer than small convolutions in float32, and no others."""
+def test_convolutions_in_bfloat16_with_amx() -> None:
+    """Large and small ones are one call."""
     if "amx_bf16" not in machine.cpu().isa:
         pytest.skip("the CPU has no AMX")
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 1)]
@@ -141,4 +138,4 @@ def test_little_work_in_bfloat16_with_amx() -> None:
     with torch.no_grad():
         wide = copy.deepcopy(model).double()(x.double())
         assert_contract(compiled(x), model(x), wide, "model")
-    assert_regions(compiled, ("convolution", "mkldnn", 1, 1), ("convolution", "openmp", 1, 1))
+    assert_regions(compiled, ("convolution", "openmp", 2, 2))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lowering.convolution_steps import Way
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
@@ -140,12 +141,13 @@ def compute(
     activation: str = "none",
     eps: float = 1e-3,
     *,
+    way: Way = Way.PLAIN,
     rows: bool = False,
 ) -> Tensor:
     _, a, b = ACTIVATIONS[activation]
     number = list(ACTIVATIONS).index(activation)
     return kernels().openmp_convolution(
-        x, weight, bias, *norm, eps, *problem.geometry(), *beside, number, a, b, rows=rows
+        x, weight, bias, *norm, eps, *problem.geometry(), *beside, number, a, b, way, rows=rows
     )
 
 

@@ -6,7 +6,6 @@ tell which failures are torch's own: O0 is then "eager", O1 "aot_eager" and O2, 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -49,6 +48,7 @@ _WITHOUT_LIMITS: dict[str, Any] = {
     "min_flops": 0,
     "shape_classes": None,
     "refused_alone": frozenset(),
+    "before_measured": False,
 }
 
 
@@ -65,8 +65,7 @@ def _rows_of_the_cpu(**changes: Any) -> Iterator[None]:
         targets.known.cache_clear()
         devices.forget()
 
-    of_any_size = [row for row in shipped.rows if row.max_flops == math.inf]
-    install(replace(shipped, rows=tuple(replace(row, **changes) for row in of_any_size)))
+    install(replace(shipped, rows=tuple(replace(row, **changes) for row in shipped.rows)))
     try:
         with mock.patch("lowering.regions.rows.stands_alone", return_value=False):
             yield  # nor is any convolution left to torch for where its images lie

@@ -60,11 +60,11 @@ def test_without_a_measurement_priorities_decide() -> None:
     assert taken() == [WIDE, PLAIN]
 
 
-def test_a_row_for_little_work_comes_before_what_was_measured() -> None:
-    """Rates are of large regions: also where the same provider was slower than eager there."""
-    little, rows = row("small", 70, max_flops=1e6), (PLAIN, row("small", 40))
-    assert takers((*rows, little), ("plain", EAGER, "small")) == [little, PLAIN]
-    assert takers((*rows, little), ())[0] == little
+def test_a_row_may_come_before_what_was_measured() -> None:
+    """Rates are of single calls: also where the same provider was slower than eager there."""
+    first, rows = row("joining", 70, before_measured=True), (PLAIN, row("joining", 40))
+    assert takers((*rows, first), ("plain", EAGER, "joining")) == [first, PLAIN]
+    assert takers((*rows, first), ())[0] == first
 
 
 def test_a_row_for_other_shapes_lends_no_priority() -> None:
