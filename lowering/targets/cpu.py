@@ -183,8 +183,8 @@ TARGET = Target(
             training=False,
             features=frozenset({"amx_bf16"}),
             before_measured=True,
-            why="tiles of AMX, and all that reads each other in one call: MobileNetV2 3.2 ms, through "
-            "oneDNN 8.0, EfficientNet-B0 6.8 and 12.8, ResNet-50 with eight images 67 and 87 "
+            why="tiles of AMX, and all that reads each other in one call: MobileNetV2 in 3.2 ms, "
+            "through oneDNN 8.0, EfficientNet-B0 6.8 and 12.8, ResNet-50, eight images, 67 and 87 "
             "(measured: 2 cores of a Xeon with AMX, torch 2.13)",
         ),
         CapabilityRow(
