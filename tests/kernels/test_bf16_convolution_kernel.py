@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from lowering import machine
 from lowering.convolution_steps import Kind, Step, Way
-from lowering.native import library
 from tests.kernels.test_convolution_kernel import PROBLEMS, Problem, compute, expected
 from tests.kernels.test_convolutions_kernel import doubled, step_of
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
+
+pytestmark = pytest.mark.usefixtures("bf16_kernels")
 
 Tensor = torch.Tensor
 
@@ -34,18 +34,6 @@ LARGE = {
     "one pixel": Problem(1, 300, (1, 1), 40, (1, 1)),
     "line": Problem(2, 40, (500,), 48, (7,), (2,), (3,)),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    if "avx512_bf16" not in machine.cpu().isa:
-        pytest.skip("the CPU does not multiply bfloat16 itself (avx512_bf16)")
-    kernels()
-    if not library.multiplies_bfloat16():
-        pytest.skip("the compiler does not know AVX-512 BF16")
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def rounded(tensor: Tensor) -> Tensor:

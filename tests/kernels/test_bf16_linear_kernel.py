@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from lowering import machine
-from lowering.native import library
 from tests.kernels.test_linear_kernel import ACTIVATIONS, SIZES, expected
 from tests.support.modules import in_double
 from tests.support.numerics import assert_bit_identical, assert_contract
@@ -26,24 +23,14 @@ from tests.support.regions import (
     no_cached_graphs,
 )
 
+pytestmark = pytest.mark.usefixtures("bf16_kernels")
+
 Tensor = torch.Tensor
 BF16 = torch.bfloat16
 
 # Over several parts of k, blocks of rows and strips of panels; k odd and even at each place.
 LARGE = [(1, 3073, 48), (9, 6145, 70), (97, 3072, 65), (200, 770, 33), (330, 31, 200)]
 RANKS = [(13,), (3, 13), (2, 3, 13), (2, 1, 3, 14), (2, 0, 13)]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    if "avx512_bf16" not in machine.cpu().isa:
-        pytest.skip("the CPU does not multiply bfloat16 itself (avx512_bf16)")
-    kernels()
-    if not library.multiplies_bfloat16():
-        pytest.skip("the compiler does not know AVX-512 BF16")
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def randn(*shape: int) -> Tensor:
