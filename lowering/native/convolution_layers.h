@@ -115,9 +115,9 @@ struct Ready {
 // and images are freed as soon as nobody is to read them any more.
 class Layers {
  public:
-  // `given`: channels last.
-  Layers(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given)
-      : layers_(layers), values_(layers, given) {}
+  // `given`: channels last, and in bfloat16 where they are kept so.
+  Layers(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given, const KeptInBFloat16& kept)
+      : layers_(layers), values_(layers, given, kept) {}
 
   Tensor compute() {
     for (size_t first = 0; first < layers_.size();) {
@@ -327,9 +327,17 @@ class Layers {
 };
 
 inline Tensor all_of(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+  const auto dtype = given.front().scalar_type();
+  std::vector<bool> may_stay;
+  for (const Tensor& image : given)
+    may_stay.push_back(image.scalar_type() == at::kBFloat16 && lies_channels_last(image));
+  const KeptInBFloat16 kept(layers, may_stay, dtype == at::kBFloat16);
   std::vector<Tensor> laid_out;
-  for (const Tensor& image : given) laid_out.push_back(channels_last(image));
-  return Layers(layers, laid_out).compute();
+  for (const Tensor& image : given) {
+    const bool stays = kept[static_cast<int64_t>(laid_out.size())];
+    laid_out.push_back(stays ? image : channels_last(image.to(at::kFloat)));
+  }
+  return Layers(layers, laid_out, kept).compute().to(dtype);
 }
 
 }  // namespace kd

@@ -51,6 +51,11 @@ inline std::vector<int64_t> sizes_of_last(at::ArrayRef<Layer> layers, at::ArrayR
 }
 
 inline Tensor all_in_rows(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+  if (const auto dtype = given.front().scalar_type(); dtype != at::kFloat) {
+    std::vector<Tensor> floats;
+    for (const Tensor& image : given) floats.push_back(image.to(at::kFloat));
+    return all_in_rows(layers, floats).to(dtype);
+  }
   const Tensor& image = given.front();
   Tensor out = at::empty(sizes_of_last(layers, given),
                          image.options().memory_format(at::MemoryFormat::Contiguous));

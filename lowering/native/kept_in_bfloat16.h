@@ -1,5 +1,5 @@
-// Which images between layers are kept in bfloat16: those of which only products of such numbers are
-// made. All others are floats.
+// Which images that layers read and make lie in bfloat16: those of which only products of such numbers
+// are made. All others are floats.
 #pragma once
 
 #include "bf16_convolution.h"
@@ -18,9 +18,11 @@ inline Way way_of(const Layer& layer, const ConvShape& s) {
 
 class KeptInBFloat16 {
  public:
-  KeptInBFloat16(at::ArrayRef<Layer> layers, size_t given)
-      : layers_(layers), given_(given), kept_(given + layers.size()) {
-    for (size_t i = 0; i + 1 < layers.size(); i++) kept_[given + i] = may_make(i);
+  // `given`: which of the images that are given may be; `result`: whether the last one may.
+  KeptInBFloat16(at::ArrayRef<Layer> layers, const std::vector<bool>& given, bool result)
+      : layers_(layers), given_(given.size()), kept_(given) {
+    for (size_t i = 0; i < layers.size(); i++)
+      kept_.push_back(may_make(i) && (result || i + 1 < layers.size()));
     for (size_t i = 0; i < layers.size(); i++) note_readers(i);
     while (made_equal()) {
     }

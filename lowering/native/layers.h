@@ -24,7 +24,7 @@ enum class Kind : int64_t {
 enum class Way : int64_t {
   plain,
   winograd,
-  bfloat16,  // by products of bfloat16 numbers, unless it is of each channel by itself
+  bfloat16,  // by products of bfloat16 numbers where the shape is one for that
 };
 
 // What it reads besides its weights are numbers of values: first the images that are given, then what

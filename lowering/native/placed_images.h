@@ -53,8 +53,8 @@ struct PlacedImage {
 // The values that layers read: images that are given, then what each layer makes.
 class Values {
  public:
-  Values(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given)
-      : layers_(layers), given_(given.size()), like_(given.front()), kept_(layers, given_) {
+  Values(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given, KeptInBFloat16 kept)
+      : layers_(layers), given_(given.size()), like_(given.front()), kept_(std::move(kept)) {
     for (const Tensor& image : given) values_.emplace_back(image, false);
     values_.resize(given_ + layers.size());
     readers_.resize(values_.size());

@@ -44,13 +44,12 @@ def probe() -> Probe:
 
 
 def _in_bfloat16(match: Linear | Convolution) -> bool:
-    if match.dtype is not torch.bfloat16 or not library.multiplies_bfloat16():
-        return False
-    return isinstance(match, Linear) or _is_long_product(match)
+    """Does it read and give such numbers, and multiply them as such?"""
+    return match.dtype is torch.bfloat16 and library.multiplies_bfloat16()
 
 
 def _is_long_product(match: Convolution) -> bool:
-    """As `bf16::suits` in native/bf16_convolution.h has it: else most of a tile would be empty."""
+    """As `bf16::suits` in native/bf16_convolution.h has it: others are computed in float32."""
     total, inputs, *taps = match.weight.meta["val"].shape
     outputs = total // match.groups
     by_channel = match.groups > 1 and (inputs == 1 or (inputs, outputs) == (8, 8))
@@ -72,32 +71,28 @@ def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
     return narrowed(graph, new, match.dtype)
 
 
-def _with_norm(graph: fx.Graph, match: Convolution | TransposedConvolution) -> tuple[Any, ...]:
-    """The image, the layer's own tensors, and those and the eps of the BatchNorm behind it."""
+def _own(match: Convolution | TransposedConvolution) -> tuple[Any, ...]:
+    """The layer's own tensors, and those and the eps of the BatchNorm behind it."""
     norm = match.norm
     parts = (None,) * 4 if norm is None else (norm.weight, norm.bias, norm.mean, norm.var)
-    eps = 0.0 if norm is None else norm.eps
-    return (widened(graph, match.input), match.weight, match.bias, *parts, eps)
+    return (match.weight, match.bias, *parts, 0.0 if norm is None else norm.eps)
 
 
 def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -> fx.Node:
-    new = graph.call_function(
-        torch.ops.kernel_dispatch.openmp_convolution.default,
-        (
-            *_with_norm(graph, match),
-            match.stride,
-            match.padding,
-            match.dilation,
-            match.groups,
-            *_tail(graph, epilogue),
-            _way(match),
-        ),
-    )
+    geometry = (match.stride, match.padding, match.dilation, match.groups)
+
+    def emitted(image: fx.Node, beside: tuple[Any, ...]) -> fx.Node:
+        operands = (image, *_own(match), *geometry, *beside, *_activation(epilogue), _way(match))
+        return graph.call_function(torch.ops.kernel_dispatch.openmp_convolution.default, operands)
+
+    if _in_bfloat16(match):
+        return emitted(match.input, (epilogue.before, epilogue.times, epilogue.after))
+    new = emitted(widened(graph, match.input), _widened_beside(graph, epilogue))
     return narrowed(graph, new, match.dtype)
 
 
 def _way(match: Convolution) -> Way:
-    if _in_bfloat16(match):
+    if _in_bfloat16(match) and _is_long_product(match):
         return Way.BFLOAT16
     return Way.WINOGRAD if match.winograd_pays else Way.PLAIN
 
@@ -111,7 +106,8 @@ def _emit_transposed(graph: fx.Graph, match: TransposedConvolution, epilogue: Ep
     new = graph.call_function(
         torch.ops.kernel_dispatch.openmp_transposed_convolution.default,
         (
-            *_with_norm(graph, match),
+            widened(graph, match.input),
+            *_own(match),
             match.stride,
             match.padding,
             match.output_padding,
@@ -202,8 +198,12 @@ def _emit_group_norm(graph: fx.Graph, match: GroupNorm, epilogue: Epilogue) -> f
     return graph.call_function(target, (*operands, *_activation(epilogue)))
 
 
-def _packed_element(match: Linear | Convolution) -> int:
+def _packed_linear_element(match: Linear) -> int:
     return 2 if _in_bfloat16(match) else 4
+
+
+def _packed_convolution_element(match: Convolution) -> int:
+    return 2 if _way(match) is Way.BFLOAT16 else 4
 
 
 def _refuses_linear(match: Linear) -> str:
@@ -247,11 +247,12 @@ _FILLS_LANES, _FILLS_LANES_ALONE = 16, 32
 
 
 def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
+    return (*_widened_beside(graph, epilogue), *_activation(epilogue))
+
+
+def _widened_beside(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
     beside = (epilogue.before, epilogue.times, epilogue.after)
-    return (
-        *(None if node is None else widened(graph, node) for node in beside),
-        *_activation(epilogue),
-    )
+    return tuple(None if node is None else widened(graph, node) for node in beside)
 
 
 def _activation(epilogue: Epilogue) -> tuple[int, float, float]:
@@ -266,13 +267,13 @@ PROVIDER = Provider(
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
         "linear": RegionMaker(
-            _emit_linear, ABILITIES, _refuses_linear, packed_element=_packed_element
+            _emit_linear, ABILITIES, _refuses_linear, packed_element=_packed_linear_element
         ),
         "convolution": RegionMaker(
             _emit_convolution,
             ABILITIES,
             _refuses_convolution,
-            packed_element=_packed_element,
+            packed_element=_packed_convolution_element,
             transforms=_winograd,
         ),
         "transposed_convolution": RegionMaker(

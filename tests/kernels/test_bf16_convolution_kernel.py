@@ -75,6 +75,22 @@ def test_of_numbers_that_are_bfloat16_it_is_as_exact_as_with_floats(problem: Pro
     )
 
 
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("problem", [*PROBLEMS.values(), *LARGE.values()], ids=repr)
+def test_images_in_bfloat16(problem: Problem, rows: bool, memory: torch.memory_format) -> None:
+    """They give the same as the same numbers in floats, rounded once."""
+    given = operands(problem)
+    if given["x"].dim() == 4:
+        given["x"] = given["x"].contiguous(memory_format=memory)
+    given["beside"] = tuple(map(rounded, given["beside"]))
+    halves = {**given, "x": given["x"].bfloat16(), "beside": in_bfloat16(given["beside"])}
+    got = compute(problem, **halves, way=Way.BFLOAT16, rows=rows)
+    assert got.dtype is torch.bfloat16
+    floats = compute(problem, **given, way=Way.BFLOAT16, rows=rows)
+    assert_bit_identical(got, floats.bfloat16(), "bfloat16")
+
+
 def test_other_inputs_are_rounded_on_the_way() -> None:
     problem = LARGE["3x3"]
     given = operands(problem)
