@@ -8,7 +8,7 @@
 namespace kd {
 
 // As it is wished, where the shape is one for that.
-inline Way way_of(const Layer& layer, const ConvShape& s) {
+inline Way way_of(const Layer& layer, [[maybe_unused]] const ConvShape& s) {
   if (layer.way != Way::bfloat16) return layer.way;
 #if defined(__AVX512BF16__)
   if (bf16::suits(s)) return Way::bfloat16;

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "elements.h"
 #include "image_tensors.h"
 #include "kept_in_bfloat16.h"
 
