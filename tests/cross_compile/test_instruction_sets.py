@@ -1,4 +1,4 @@
-"""The C++ kernels on CPUs without AVX-512, and without AVX at all: built for those, run here."""
+"""The C++ kernels on CPUs without AVX-512, AVX or AMX: built for those, run here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.proof
 SETS = {
     "AVX2": ("haswell", "avx2", ("linear", "convolution", "winograd", "attention")),
     "no AVX": ("x86-64-v2", "sse4_1", ("linear", "winograd")),
+    "no AMX": ("cooperlake", "avx512_bf16", ("bf16_linear", "bf16_convolution")),
 }
 
 
