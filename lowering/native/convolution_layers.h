@@ -335,9 +335,9 @@ inline Tensor all_of(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
   std::vector<Tensor> laid_out;
   for (const Tensor& image : given) {
     const bool stays = kept[static_cast<int64_t>(laid_out.size())];
-    laid_out.push_back(stays ? image : channels_last(image.to(at::kFloat)));
+    laid_out.push_back(stays ? image : channels_last(in_numbers(image, at::kFloat)));
   }
-  return Layers(layers, laid_out, kept).compute().to(dtype);
+  return in_numbers(Layers(layers, laid_out, kept).compute(), dtype);
 }
 
 }  // namespace kd

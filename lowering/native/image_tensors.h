@@ -21,6 +21,11 @@ inline Tensor reordered(const Tensor& image, at::MemoryFormat format) {
   return made;
 }
 
+// `to` would ask torch in every call.
+inline Tensor in_numbers(const Tensor& image, at::ScalarType dtype) {
+  return image.scalar_type() == dtype ? image : image.to(dtype);
+}
+
 // Lines are images with one row.
 inline Tensor image_of(const Tensor& x) { return x.dim() == 3 ? x.unsqueeze(2) : x; }
 

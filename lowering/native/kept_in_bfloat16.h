@@ -37,7 +37,9 @@ class KeptInBFloat16 {
     return neighbour >= layers_.size() || !of_each_channel(layers_[neighbour]);
   }
   bool multiplies(size_t i) const {
-    return layers_[i].is_convolution() && way_of(layers_[i], sizeless(layers_[i])) == Way::bfloat16;
+    const Layer& layer = layers_[i];
+    if (!layer.is_convolution() || layer.way != Way::bfloat16) return false;
+    return way_of(layer, sizeless(layer)) == Way::bfloat16;
   }
   static bool of_each_channel(const Layer& layer) {
     return layer.is_convolution() && layer.groups > 1 && layer.groups == layer.weight.size(0);
