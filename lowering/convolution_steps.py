@@ -363,6 +363,15 @@ _READERS: Mapping[Any, Callable[..., Member | None]] = {
 }
 
 
+def may_stand_between(node: fx.Node) -> bool:
+    """Is it of a kind that can be a member, if it reads images of other members?"""
+    if node.target is not operator.getitem:
+        return node.target in _READERS
+    maker: Any = node.args[0]
+    read = _OUTPUTS.get(_name(maker.target)) if isinstance(maker, fx.Node) else None
+    return read is _split or (read is not None and only_first_output(maker) is node)
+
+
 def _is_image_of_ours(node: Any, found: Members, ranks: tuple[int, ...] = (3, 4)) -> bool:
     """Made by a member, channels last, of a known number of channels."""
     if not isinstance(node, fx.Node) or node not in found or node.kwargs.get("rows"):

@@ -14,34 +14,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering.convolution_steps import is_convolution
-from lowering.graphs import call, only_first_output
+from lowering.convolution_steps import is_convolution, may_stand_between
+from lowering.graphs import call
 from lowering.regions.widening import narrowed
 
 aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
-_SAME_OF_FLOATS = (
-    aten.add.Tensor,
-    aten.avg_pool2d.default,
-    aten.cat.default,
-    aten.constant_pad_nd.default,
-    aten.mean.dim,
-    aten.mul.Tensor,
-    aten.relu.default,
-    aten.slice.Tensor,
-)
-_PARTS = (aten.split.Tensor, aten.split_with_sizes.default)
-# Of these the other outputs are of no use here, and would not be the same.
-_FIRST_OF_SEVERAL = tuple(
-    getattr(namespace, name).default
-    for namespace, name in (
-        (aten, "_native_batch_norm_legit_no_training"),
-        (aten, "max_pool2d_with_indices"),
-        (torch.ops.prims, "_low_memory_max_pool_with_offsets"),
-        (torch.ops.prims, "_low_memory_max_pool2d_with_offsets"),  # before torch 2.9
-    )
-    if hasattr(namespace, name)
-)
+# Beside what can be a member of a group: what groups take from around their members.
+_TAKEN = (aten.add.Tensor, aten.constant_pad_nd.default, aten.mul.Tensor)
 
 
 def keep(graph: fx.Graph) -> None:
@@ -71,10 +51,7 @@ def _of_floats(graph: fx.Graph, node: fx.Node, wide: dict[fx.Node, fx.Node]) -> 
     """The same of what its images were before they were narrowed, if all of them were."""
     several = node.target is operator.getitem
     maker: Any = node.args[0] if several else node
-    known = _PARTS + _FIRST_OF_SEVERAL if several else _SAME_OF_FLOATS
-    if maker.target not in known or maker.kwargs:
-        return None
-    if maker.target in _FIRST_OF_SEVERAL and only_first_output(maker) is not node:
+    if not (may_stand_between(node) or node.target in _TAKEN) or maker.kwargs:
         return None
     images: Any = maker.args[:1] if several else maker.args
     read = [part for part in _flat(images) if isinstance(part, fx.Node)]

@@ -82,7 +82,9 @@ def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -
     geometry = (match.stride, match.padding, match.dilation, match.groups)
 
     def emitted(image: fx.Node, beside: tuple[Any, ...]) -> fx.Node:
-        operands = (image, *_own(match), *geometry, *beside, *_activation(epilogue), _way(match))
+        # A plain number: torch before 2.10 writes an enum into its code as `<Way.PLAIN: 0>`.
+        way = int(_way(match))
+        operands = (image, *_own(match), *geometry, *beside, *_activation(epilogue), way)
         return graph.call_function(torch.ops.kernel_dispatch.openmp_convolution.default, operands)
 
     if _in_bfloat16(match):
