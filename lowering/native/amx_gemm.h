@@ -54,11 +54,18 @@ class Finishing {
   int64_t done_ = 0, each_ = 0;
 };
 
-// sums[rows][kStripColumns] (+)= left @ right, `steps` tiles deep. Strides: of floats.
+// Rows of the upper and the lower tile, `ld` floats apart. They may be several runs of whole tiles, `jump`
+// floats from the end of one to the next.
+struct TileRows {
+  const float *upper, *lower;
+  int64_t ld;
+  int64_t left_of_run = std::numeric_limits<int64_t>::max(), run = left_of_run, jump = 0;
+};
+
+// sums[rows][kStripColumns] (+)= left @ right, `steps` tiles deep.
 template <bool lower, bool second, class Element>
-static void sum_tiles(int64_t steps, const float* upper_rows, const float* lower_rows, int64_t lda,
-                      const Block& right, float* upper_sums, float* lower_sums, bool accumulate,
-                      Finishing<Element>& before) {
+static void sum_tiles(int64_t steps, TileRows left, const Block& right, float* upper_sums,
+                      float* lower_sums, bool accumulate, Finishing<Element>& before) {
   constexpr int64_t kSumsRow = kStripColumns * 4, kPanelRow = kLanes * 4;
   constexpr int64_t kStep = kTilePairs;
   memory_is_written();
@@ -75,7 +82,7 @@ static void sum_tiles(int64_t steps, const float* upper_rows, const float* lower
   }
   const float* panel = right.data;
   for (int64_t step = 0; step < steps; step++, panel += kStep * kLanes) {
-    _tile_loadd(4, upper_rows + step * kStep, lda * 4);
+    _tile_loadd(4, left.upper, left.ld * 4);
     _tile_loadd(6, panel, kPanelRow);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (second) {
@@ -83,10 +90,13 @@ static void sum_tiles(int64_t steps, const float* upper_rows, const float* lower
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (lower) {
-      _tile_loadd(5, lower_rows + step * kStep, lda * 4);
+      _tile_loadd(5, left.lower, left.ld * 4);
       _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (lower && second) _tile_dpbf16ps(3, 5, 7);
+    left.upper += kStep, left.lower += kStep;
+    if (__builtin_expect(--left.left_of_run == 0, 0))
+      left.upper += left.jump, left.lower += left.jump, left.left_of_run = left.run;
     before.some();
   }
   _tile_stored(0, upper_sums, kSumsRow);
@@ -96,8 +106,7 @@ static void sum_tiles(int64_t steps, const float* upper_rows, const float* lower
 }
 
 template <class Element>
-using SumTiles = void (*)(int64_t, const float*, const float*, int64_t, const Block&, float*, float*,
-                          bool, Finishing<Element>&);
+using SumTiles = void (*)(int64_t, TileRows, const Block&, float*, float*, bool, Finishing<Element>&);
 
 template <class Element>
 SumTiles<Element> sum_tiles_of(bool lower, bool second) {
@@ -137,7 +146,7 @@ void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range ro
       const float* const a = left.data + some.begin * left.across + deep.begin * kTilePairs;
       finishing.spread_over(std::max<int64_t>(deep.size(), 1));
       sum_tiles_of<Element>(lower > 0, strip.size() > 1)(
-          deep.size(), a, a + upper * left.across, left.across, right, at,
+          deep.size(), {a, a + upper * left.across, left.across}, right, at,
           at + upper * kStripColumns, part > 0, finishing);
       if (part + 1 < parts) continue;
       finishing.start(

@@ -187,7 +187,7 @@ void convolution_of(const ConvShape& s, const Weighing& w, Out* y, const Epilogu
   const Grid grid = grid_for(s, threads);
   for_each_item(s.groups * grid.items(), threads, [&](int64_t at) {
     const int64_t g = at / grid.items();
-    const auto rows = make(g);
+    auto rows = make(g);
     const Product<decltype(rows), Out> product{s.pixels(), n, k, rows,
                                                w.packed + g * packed_size_of(k, n), y + g * n,
                                                s.ldy, e.at(0, g * n), w.own.from(g * n)};
@@ -195,12 +195,27 @@ void convolution_of(const ConvShape& s, const Weighing& w, Out* y, const Epilogu
   });
 }
 
+#if defined(KD_AMX)
+// Of whole tiles of channels.
+static inline bool image_lines_suit(const ConvShape& s) {
+  const ConvShape pairs = in_pairs(s);
+  return in_tiles() && s.group_inputs() % (2 * amx::kTilePairs) == 0 && s.ldx % 2 == 0 &&
+         s.dw == 1 && s.ow >= 4 && DirectLines(pairs, nullptr).floats(1, s.ow) <= DirectLines::kMost;
+}
+#endif
+
 template <class Out>
 void convolution(const ConvShape& s, const BFloat16* x, const Weighing& w, Out* y,
                  const EpilogueOf<Out>& e, int threads, const Prologue& = {}) {
   const int64_t k = s.group_inputs();
   if (s.pointwise())
     convolution_of(s, w, y, e, threads, [&](int64_t g) { return PairRows{x + g * k, s.ldx, k}; });
+#if defined(KD_AMX)
+  else if (image_lines_suit(s))
+    convolution_of(s, w, y, e, threads, [&](int64_t g) {
+      return amx::ImageLines{in_pairs(s), reinterpret_cast<const float*>(x), g};
+    });
+#endif
   else
     convolution_of(s, w, y, e, threads, [&](int64_t g) { return GatheredPairs(s, x, g); });
 }

@@ -1,7 +1,9 @@
 // Products of bfloat16 numbers: by tiles where the CPU has them, else by its products of pairs.
 #pragma once
 
-#include "amx_gemm.h"
+#include <type_traits>
+
+#include "amx_lines.h"
 #include "bf16_gemm.h"
 
 #if defined(__AVX512BF16__)
@@ -20,8 +22,9 @@ template <class Rows, class Element>
 void multiply(const Product<Rows, Element>& product, const Grid& grid, int64_t item) {
 #if defined(KD_AMX)
   if (amx::allowed()) return amx::multiply_item(product, grid, item);
+  if constexpr (!std::is_same_v<Rows, amx::ImageLines>)  // which are for tiles only
 #endif
-  multiply_item(product, grid, item);
+    bf16::multiply_item(product, grid, item);
 }
 
 }  // namespace kd::bf16

@@ -24,6 +24,14 @@ Tensor = torch.Tensor
 LARGE = {
     "stem": Problem(2, 3, (90, 95), 64, (7, 7), (2, 2), (3, 3)),
     "3x3": Problem(1, 64, (40, 37), 64, (3, 3), padding=(1, 1)),
+    "3x3, wide lines": Problem(1, 32, (70, 130), 80, (3, 3), padding=(1, 1)),
+    "3x3, short lines": Problem(2, 96, (13, 12), 40, (3, 3), padding=(1, 1)),
+    "3x3, strided": Problem(3, 32, (41, 75), 33, (3, 3), (2, 2), (1, 1)),
+    "3x3, deep": Problem(1, 384, (9, 21), 64, (3, 3), padding=(1, 1)),
+    "3x3, nothing around": Problem(2, 64, (19, 40), 16, (3, 3)),
+    "kernels of lines": Problem(2, 32, (20, 36), 24, (1, 5), padding=(0, 2)),
+    "3x3, lines apart": Problem(1, 64, (24, 33), 32, (3, 3), padding=(2, 1), dilation=(2, 1)),
+    "grouped, whole tiles": Problem(2, 128, (18, 19), 64, (3, 3), padding=(1, 1), groups=2),
     "3x3, small images": Problem(3, 130, (7, 7), 66, (3, 3), padding=(1, 1)),
     "3x3, odd channels": Problem(2, 67, (17, 18), 33, (3, 3), (2, 2), (1, 1)),
     "grouped": Problem(2, 96, (14, 15), 48, (3, 3), padding=(1, 1), groups=3),
@@ -101,10 +109,14 @@ def test_other_inputs_are_rounded_on_the_way() -> None:
     assert not torch.equal(got, compute(problem, **given))
 
 
-@pytest.mark.parametrize("name", ["stem", "grouped", "pointwise, deep", "3x3, small images"])
-def test_the_number_of_threads_does_not_show(name: str) -> None:
+@pytest.mark.parametrize("name", ["stem", "grouped", "pointwise, deep", "3x3", "3x3, small images"])
+@pytest.mark.parametrize("image", [torch.float32, torch.bfloat16], ids=str)
+def test_the_number_of_threads_does_not_show(name: str, image: torch.dtype) -> None:
     problem = LARGE[name]
     given = operands(problem)
+    given["x"] = given["x"].to(image)
+    if image is torch.bfloat16:
+        given["beside"] = in_bfloat16(given["beside"])
     results = []
     for count in (1, 2, 3, 7):
         torch.set_num_threads(count)
@@ -113,10 +125,13 @@ def test_the_number_of_threads_does_not_show(name: str) -> None:
         assert_bit_identical(results[0], other, name)
 
 
-def test_not_a_number_stays_in_its_window() -> None:
+@pytest.mark.parametrize("image", [torch.float32, torch.bfloat16], ids=str)
+def test_not_a_number_stays_in_its_window(image: torch.dtype) -> None:
     problem = Problem(1, 32, (20, 20), 32, (3, 3), padding=(1, 1))
     given = operands(problem)
     given["x"][0, 5, 10, 10] = torch.nan
+    if image is torch.bfloat16:
+        given["x"], given["beside"] = given["x"].bfloat16(), in_bfloat16(given["beside"])
     there = compute(problem, **given, way=Way.BFLOAT16).isnan()
     assert there[0, :, 9:12, 9:12].all() and int(there.sum()) == 9 * 32
 
