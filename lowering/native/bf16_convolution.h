@@ -196,11 +196,13 @@ void convolution_of(const ConvShape& s, const Weighing& w, Out* y, const Epilogu
 }
 
 #if defined(KD_AMX)
-// Of whole tiles of channels.
-static inline bool image_lines_suit(const ConvShape& s) {
-  const ConvShape pairs = in_pairs(s);
-  return in_tiles() && s.group_inputs() % (2 * amx::kTilePairs) == 0 && s.ldx % 2 == 0 &&
-         s.dw == 1 && s.ow >= 4 && DirectLines(pairs, nullptr).floats(1, s.ow) <= DirectLines::kMost;
+// Of whole tiles of channels, and so many lines that threads have about as many of them: a sequence is
+// one line.
+static inline bool image_lines_suit(const ConvShape& s, int threads) {
+  constexpr int64_t fewest_of_thread = 4, shortest = 4;
+  if (!in_tiles() || s.group_inputs() % (2 * amx::kTilePairs) != 0 || s.ldx % 2 != 0) return false;
+  if (s.dw != 1 || s.ow < shortest || s.n * s.oh < fewest_of_thread * threads) return false;
+  return DirectLines(in_pairs(s), nullptr).floats(1, s.ow) <= DirectLines::kMost;
 }
 #endif
 
@@ -211,7 +213,7 @@ void convolution(const ConvShape& s, const BFloat16* x, const Weighing& w, Out* 
   if (s.pointwise())
     convolution_of(s, w, y, e, threads, [&](int64_t g) { return PairRows{x + g * k, s.ldx, k}; });
 #if defined(KD_AMX)
-  else if (image_lines_suit(s))
+  else if (image_lines_suit(s, threads))
     convolution_of(s, w, y, e, threads, [&](int64_t g) {
       return amx::ImageLines{in_pairs(s), reinterpret_cast<const float*>(x), g};
     });

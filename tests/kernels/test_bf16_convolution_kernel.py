@@ -29,6 +29,7 @@ LARGE = {
     "3x3, strided": Problem(3, 32, (41, 75), 33, (3, 3), (2, 2), (1, 1)),
     "3x3, deep": Problem(1, 384, (9, 21), 64, (3, 3), padding=(1, 1)),
     "3x3, nothing around": Problem(2, 64, (19, 40), 16, (3, 3)),
+    "line, whole tiles": Problem(9, 32, (300,), 48, (5,), padding=(2,)),
     "kernels of lines": Problem(2, 32, (20, 36), 24, (1, 5), padding=(0, 2)),
     "3x3, lines apart": Problem(1, 64, (24, 33), 32, (3, 3), padding=(2, 1), dilation=(2, 1)),
     "grouped, whole tiles": Problem(2, 128, (18, 19), 64, (3, 3), padding=(1, 1), groups=2),
