@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 from lowering.providers import openmp
@@ -163,6 +164,28 @@ def test_functional_spellings(place: str) -> None:
         hold(compiled, model, image(), image(0))
     assert count(compiled, place) == 5
     assert_ran_as_planned(compiled, level_of(place))
+
+
+@places()
+def test_operands_are_what_torch_writes_into_code(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 2.10 it wrote an enum as `<Way.PLAIN: 0>`, which is none."""
+    operands: list[Any] = []
+    ours = fx.Graph.call_function
+
+    def call(graph: fx.Graph, target: Any, args: Any = (), *rest: Any, **named: Any) -> fx.Node:
+        if str(target).startswith("kernel_dispatch.openmp_convolution"):
+            operands.extend(args)
+        return ours(graph, target, args, *rest, **named)
+
+    monkeypatch.setattr(fx.Graph, "call_function", call)
+    model = Of(lambda m, x: functional.conv2d(x, m.w, padding=1).relu(), w=weight(8, 4, 3, 3))
+    compiled = compile_in(place, model)
+    with no_cached_graphs():
+        hold(compiled, model, image())
+    assert bool(operands) == (provider_at(place) == "openmp")
+    assert not [one for one in operands if isinstance(one, enum.Enum)]
 
 
 @places()
