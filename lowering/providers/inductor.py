@@ -37,6 +37,7 @@ from lowering import (
     region_pass,
     rows_at_once,
     spelled_attention,
+    strided_gradients,
     toolchain,
     unequal_heads,
     vocabulary,
@@ -230,6 +231,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
             convolution_inputs.lay_out(module.graph)
         if vocabulary.holds_norms(module.graph):
             module = vocabulary.take_apart(module, example_inputs)
+        strided_gradients.put_right(module.graph)
         convolution_gradients.put_right(module.graph)
         moments.put_right(module.graph)  # what no region took
         reductions.put_right(module.graph)
