@@ -1,15 +1,16 @@
 """Gradients of weights that oneDNN computes beyond its own memory.
 
-Of 1x1 kernels with a stride over fewer channels than it has lanes, with channels last, it writes past
-its workspace: processes die, or whatever lies behind is changed (uxlfoundation/oneDNN 6035; torch
-2.13 on a Xeon with AVX-512). Generated code lays images channels last by itself, so RepVGG, MobileOne
-and FastViT could be trained in eager, and died compiled. The pixels that such a kernel reads are an
-image of their own, which needs no stride.
+Of 1x1 kernels with a stride over fewer channels than it has lanes, with channels last, it writes
+past its workspace: processes die, or whatever lies behind is changed (uxlfoundation/oneDNN 6035;
+torch 2.13 on a Xeon with AVX-512). Generated code lays images channels last by itself, so RepVGG,
+MobileOne and FastViT could be trained in eager, and died compiled. The pixels that such a kernel
+reads are an image of their own, which needs no stride.
 """
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -31,7 +32,8 @@ def put_right(graph: fx.Graph) -> None:
 
 
 def _overruns(node: fx.Node) -> bool:
-    _, x, weight, _, stride, padding, _, transposed, _, groups, mask = node.args
+    args: Any = node.args
+    _, x, weight, _, stride, padding, _, transposed, _, groups, mask = args
     image, kernel = x.meta["val"], weight.meta["val"]
     if not mask[1] or transposed or groups != 1 or any(padding) or not any(s > 1 for s in stride):
         return False
@@ -41,7 +43,8 @@ def _overruns(node: fx.Node) -> bool:
 
 
 def _put_right(graph: fx.Graph, node: fx.Node) -> None:
-    grad, x, weight, bias, stride, *rest, mask = node.args
+    args: Any = node.args
+    grad, x, weight, bias, stride, *rest, mask = args
     read = x
     for dim, step in enumerate(stride, start=2):
         read = call(graph, aten.slice.Tensor, read, dim, 0, _END, step)
