@@ -51,6 +51,11 @@ struct Prologue {
 
 static inline bool takes_prologue(const ConvShape& s) { return s.pointwise() && s.groups == 1; }
 
+// Whether no sum is stored before all of it is there.
+static inline bool stores_once(const ConvShape& s) {
+  return s.pointwise() && s.groups == 1 && s.depth() <= kDepth;
+}
+
 // The rows of the epilogue's operands are output pixels, their columns output channels.
 static inline void conv(const ConvShape& s, const float* x, const float* packed, float* y,
                         const Epilogue& e, int threads, const Prologue& before = {}) {

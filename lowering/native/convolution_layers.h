@@ -248,9 +248,9 @@ class Layers {
 
   void one(size_t index, ConvShape s, const PlacedImage& x, const Prologue& before) {
     const Layer& layer = layers_[index];
-    const PlacedImage& y = made(index, x);
-    s.ldy = y.ld;
     const Way way = way_of(layer, s);
+    const PlacedImage& y = way == Way::plain ? made_over(index, s) : made(index, x);
+    s.ldy = y.ld;
     if (s.values() == 0) return;
     if (way == Way::bfloat16) return by_products_of_bfloat16(layer, s, x, y, before);
     const auto computed = [&](bool winograd) {
@@ -318,6 +318,19 @@ class Layers {
 
   const PlacedImage& made(size_t index, const PlacedImage& x) {
     return values_.make(index, sizes_behind(x.sizes, layers_[index]));
+  }
+
+  // In place of an image beside it, where each number of that is read just before one is stored: to read
+  // one image and write another takes as long as the products of few channels do.
+  const PlacedImage& made_over(size_t index, const ConvShape& s) {
+    const Layer& layer = layers_[index];
+    if (stores_once(s))
+      for (const int64_t beside : {layer.before, layer.times, layer.after})
+        if (values_.may_be_written_over(beside, index, sizes_of(s))) {
+          values_.alias(index, values_[beside]);
+          return values_[values_.number_of(index)];
+        }
+    return values_.make(index, sizes_of(s));
   }
 
   static std::array<int64_t, 4> sizes_of(const ConvShape& s) { return {s.n, s.co, s.oh, s.ow}; }

@@ -76,6 +76,15 @@ class Values {
   }
   void alias(size_t layer, const PlacedImage& image) { values_[number_of(layer)] = image; }
 
+  // Whether a layer may put what it makes where this image is: no other one reads that, nor has it been
+  // told where to put it.
+  bool may_be_written_over(int64_t value, size_t layer, const std::array<int64_t, 4>& sizes) const {
+    const int64_t made = number_of(layer);
+    if (value < number_of(0) || readers_[value] != 1 || part_[made] != kNowhere) return false;
+    const PlacedImage& image = values_[value];
+    return image.sizes == sizes && image.memory.use_count() == 1 && !kept_[value] && !kept_[made];
+  }
+
   // The larger image that a part of these sizes belongs to.
   PlacedImage whole_of(size_t part, const std::array<int64_t, 4>& sizes) {
     const size_t first = first_part_[part];

@@ -97,6 +97,74 @@ def test_graphs_of_convolutions(function: Any) -> None:
     assert_regions(compiled, ("convolution", "openmp", used_layers, 2 * used_layers))
 
 
+def added(self: Any, x: Tensor) -> Tensor:
+    """Nobody else reads what is added: the sum may lie there."""
+    y = self.one(x)
+    return self.three(self.two(self.wide(y)) + y)
+
+
+def added_and_read_again(self: Any, x: Tensor) -> Tensor:
+    y = self.one(x)
+    return self.three(self.two(self.wide(y)) + y) * y
+
+
+def added_and_multiplied(self: Any, x: Tensor) -> Tensor:
+    y = self.one(x)
+    z = self.three(x)
+    return self.wide(torch.relu(self.two(self.wide(y)) + y) * z)
+
+
+def added_twice(self: Any, x: Tensor) -> Tensor:
+    y = self.one(x)
+    return self.three(self.three(self.two(self.wide(y)) + y) + y)
+
+
+def a_part_of_what_is_added(self: Any, x: Tensor) -> Tensor:
+    y = self.wide(x)
+    return self.three(self.three(y[:, :24]) + y[:, :24]) + y[:, 24:48]
+
+
+def of_another_size(self: Any, x: Tensor) -> Tensor:
+    return self.three(self.three(x) + self.one(x).transpose(2, 3).reshape(x.shape))
+
+
+def given(self: Any, x: Tensor) -> Tensor:
+    return self.three(self.two(self.wide(x)) + x)
+
+
+IN_PLACE = [
+    added,
+    added_and_read_again,
+    added_and_multiplied,
+    added_twice,
+    a_part_of_what_is_added,
+    of_another_size,
+    given,
+]
+
+
+@pytest.mark.parametrize("wide", [48, 300])
+@pytest.mark.parametrize("function", IN_PLACE)
+def test_sums_may_lie_where_one_of_their_terms_lay(function: Any, wide: int) -> None:
+    """Of products of single pixels; deep ones (300) are stored before they are finished."""
+    x = torch.randn(2, 24, 30, 31)
+    own = x.clone()
+    layers = {
+        "one": nn.Conv2d(24, 24, 3, 1, 1),
+        "wide": nn.Conv2d(24, wide, 1),
+        "two": nn.Conv2d(wide, 24, 1),
+        "three": nn.Conv2d(24, 24, 1),
+    }
+    model = Of(function, **layers)
+    compiled = compile_at("O2", model)
+    first = hold(compiled, model, x)
+    assert torch.equal(x, own)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), first)
+    ran = calls(compiled, x)
+    assert ran and set(ran) <= {"openmp_convolution", "openmp_convolutions"}
+
+
 def test_what_is_also_returned_is_not_inside() -> None:
     def returned(self: Any, x: Tensor) -> list[Tensor]:
         y = self.one(x)
