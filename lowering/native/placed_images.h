@@ -76,13 +76,14 @@ class Values {
   }
   void alias(size_t layer, const PlacedImage& image) { values_[number_of(layer)] = image; }
 
-  // Whether a layer may put what it makes where this image is: no other one reads that, nor has it been
-  // told where to put it.
+  // Whether a layer may put what it makes where this image is: no other one reads that, it is no part of
+  // a larger image, and the layer has not been told where to put it.
   bool may_be_written_over(int64_t value, size_t layer, const std::array<int64_t, 4>& sizes) const {
     const int64_t made = number_of(layer);
     if (value < number_of(0) || readers_[value] != 1 || part_[made] != kNowhere) return false;
     const PlacedImage& image = values_[value];
-    return image.sizes == sizes && image.memory.use_count() == 1 && !kept_[value] && !kept_[made];
+    return image.sizes == sizes && image.memory.sizes() == at::IntArrayRef(sizes) &&
+           image.memory.use_count() == 1 && !kept_[value] && !kept_[made];
   }
 
   // The larger image that a part of these sizes belongs to.

@@ -128,6 +128,17 @@ def of_another_size(self: Any, x: Tensor) -> Tensor:
     return self.three(self.three(x) + self.one(x).transpose(2, 3).reshape(x.shape))
 
 
+def a_part_that_outlives_the_whole(self: Any, x: Tensor) -> Tensor:
+    y = self.one(x)
+    whole = torch.cat([y, self.three(x)], 1)
+    return self.three(self.both(whole)) + y
+
+
+def a_slice_that_outlives_the_whole(self: Any, x: Tensor) -> Tensor:
+    y = self.wide(self.one(x))
+    return self.three(self.two(y)) + y[:, :24]
+
+
 def given(self: Any, x: Tensor) -> Tensor:
     return self.three(self.two(self.wide(x)) + x)
 
@@ -138,6 +149,8 @@ IN_PLACE = [
     added_and_multiplied,
     added_twice,
     a_part_of_what_is_added,
+    a_part_that_outlives_the_whole,
+    a_slice_that_outlives_the_whole,
     of_another_size,
     given,
 ]
@@ -154,6 +167,7 @@ def test_sums_may_lie_where_one_of_their_terms_lay(function: Any, wide: int) -> 
         "wide": nn.Conv2d(24, wide, 1),
         "two": nn.Conv2d(wide, 24, 1),
         "three": nn.Conv2d(24, 24, 1),
+        "both": nn.Conv2d(48, 24, 1),
     }
     model = Of(function, **layers)
     compiled = compile_at("O2", model)
