@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import checking
+from benchmarks.gpu import checking, zoo
 from benchmarks.gpu.case import Absent, Case, Shape, dtype_of, kernel
 from benchmarks.gpu.cases import ALL
 from benchmarks.gpu.results import FAILED, WRONG, Job, Row
@@ -135,18 +135,26 @@ def _check_huge(case: Case, dtype: str, shape: Shape, device: str) -> Row:
 
 
 def _models(settings: Settings) -> Iterator[Job]:
-    for name in MODELS:
+    for workload in (WORKLOADS[name] for name in MODELS):
         for level in LEVELS:
-            yield _model(settings, name, level, None, training=False)
+            yield _model(settings, workload, level, None, training=False)
         # Half precision is what users have on GPUs, and training runs through other graphs.
-        yield _model(settings, name, "O2", "bfloat16", training=False)
-        if WORKLOADS[name].trains:
-            yield _model(settings, name, "O2", None, training=True)
+        yield _model(settings, workload, "O2", "bfloat16", training=False)
+        if workload.trains:
+            yield _model(settings, workload, "O2", None, training=True)
+    for level, dtype, training in _OF_ZOO:
+        for workload in zoo.workloads(_ZOO_BATCH):
+            yield _model(settings, workload, level, dtype, training)
 
 
-def _model(settings: Settings, name: str, level: str, dtype: str | None, training: bool) -> Job:
-    key = f"check/model-{name}/{level}/{dtype or 'float32'}{'/training' if training else ''}"
-    workload = WORKLOADS[name]
+_ZOO_BATCH = 2
+_OF_ZOO = (("O2", "bfloat16", False), ("O2", None, True), ("O3", "bfloat16", False))
+
+
+def _model(
+    settings: Settings, workload: Workload, level: str, dtype: str | None, training: bool
+) -> Job:
+    key = f"check/model-{workload.name}/{level}/{dtype or 'float32'}{'/training' * training}"
     if settings.quick:
         workload = replace(workload, build=partial(workload.build, small=True))
     return Job(key, partial(_check_model, workload, level, dtype, training, settings.device))

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import checking
+from benchmarks.gpu import checking, zoo
+from benchmarks.gpu.case import Absent
 from benchmarks.gpu.check import ran
 from benchmarks.gpu.results import FAILED, WRONG, Job, Row
 from benchmarks.gpu.rivals import EAGER, entry
@@ -34,6 +35,7 @@ class Model:
     name: str
     build: Callable[[bool], Case]
     summary: str
+    needs: tuple[str, ...] = ()
 
 
 def _bert(small: bool) -> Case:
@@ -88,12 +90,17 @@ MODELS = (
     Model("resnet-50", _resnet, "ResNet-50, 64 images of 224x224"),
 )
 
+_ZOO_BATCH = 16  # far from the largest, enough for kernels to be longer than their launch
+
 
 def jobs(settings: Settings) -> list[Job]:
     dtypes = settings.dtypes or ("bfloat16" if settings.measures else "float32",)
+    zoo_models = (
+        Model(one.name, one.build, one.summary, one.needs) for one in zoo.workloads(_ZOO_BATCH)
+    )
     return [
         Job(f"models/{model.name}/{dtype}", partial(_compare, settings, model, dtype))
-        for model in MODELS
+        for model in (*MODELS, *zoo_models)
         for dtype in dtypes
     ]
 
@@ -109,12 +116,18 @@ def contenders(settings: Settings) -> Iterator[tuple[str, Callable[[Any], Any]]]
         yield f"unified-{level}", partial(torch.compile, backend="unified", options=options)
     yield "inductor", partial(torch.compile, dynamic=False)
     if settings.measures:
+        yield "inductor-cudagraphs", partial(torch.compile, dynamic=False, mode="reduce-overhead")
+    if settings.measures:
         yield "inductor-max-autotune", partial(torch.compile, dynamic=False, mode="max-autotune")
 
 
 def _compare(settings: Settings, model: Model, dtype: str) -> Row:
     end = time.monotonic() + settings.row_seconds
-    workload = Workload(model.name, partial(model.build, settings.quick), model.summary)
+    workload = Workload(
+        model.name, partial(model.build, settings.quick), model.summary, needs=model.needs
+    )
+    if reason := workload.missing():
+        raise Absent(reason)
     case = build(workload, 0, dtype, settings.device, training=False).step.case
     found: dict[str, dict[str, Any]] = {}
     watch = clock(settings.device, settings.quick)
