@@ -32,9 +32,13 @@ def activation_slope(x, ACTIVATION: tl.constexpr):
         below = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
         slope = below + x * (0.3989422804014327 * tl.exp(-0.5 * x * x))
     elif ACTIVATION == "gelu_tanh":
-        part = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        bent = 1.5957691216057308 * (x + 0.044715 * x * x * x)
         inner = 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-        slope = part + x * part * (1.0 - part) * inner
+        # The sigmoid and its slope from one power: 1 - sigmoid has no digits left where it is 1.
+        power = tl.exp(-tl.abs(bent))
+        above = 1.0 / (1.0 + power)
+        below = power * above
+        slope = tl.where(bent < 0, below, above) + x * (below * above) * inner
     else:
         part = tl.sigmoid(x)
         slope = part * (1.0 + x * (1.0 - part))

@@ -13,6 +13,7 @@ import torch
 from benchmarks.gpu import supervising, tables
 from benchmarks.gpu.results import Job, Results, ResultsError
 from benchmarks.gpu.settings import Settings
+from kernel_dispatch import register
 from kernel_dispatch.settings import resolve
 from kernel_dispatch.terminal import write
 from triton_kernels import tuning
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == SHOW:
             return _show(options.json)
         settings = _settings(options)
+        register()  # for a checkout that is not installed
         _demand_device(settings)
         if options.worker:
             return supervising.work(settings, _jobs(settings, options.part), arguments)

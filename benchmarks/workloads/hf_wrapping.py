@@ -50,6 +50,7 @@ class StaticDecoding(nn.Module):
             layer.keys = self.get_buffer(f"keys_{index}")
             layer.values = self.get_buffer(f"values_{index}")
             layer.cumulative_length = position.clone()
+            layer.device = position.device
         return self.model(
             input_ids=token, position_ids=position[None], past_key_values=self.cache
         ).logits

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import checking, command, supervising, tables, targets, timing
+from benchmarks.gpu import checking, command, supervising, tables, targets, timing, zoo
 from benchmarks.gpu.case import FORWARD, Absent, Case, Targets, Work, kernel
 from benchmarks.gpu.cases import ALL, BY_NAME
 from benchmarks.gpu.results import ABSENT, FAILED, OK, RUNNING, WRONG, Job, Results, ResultsError
 from benchmarks.gpu.rivals import EAGER, MAX_AUTOTUNE, OURS
 from benchmarks.gpu.settings import CPU_NOTE, Settings
 from benchmarks.gpu.timing import Rates
+from kernel_dispatch.bench import Workload
 
 ROOT = Path(__file__).parents[2]
 HERE = {"card": CPU_NOTE, "torch": "2", "triton": "3"}
@@ -293,6 +294,19 @@ def test_targets_of_time_and_memory_are_for_one_shape() -> None:
     assert targets.met(case, (1, 2, 3), "step", work, found) == []
 
 
+# --- models of other packages ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", zoo.workloads(2), ids=lambda workload: workload.name)
+def test_a_model_of_another_package_is_built_and_alive(workload: Workload) -> None:
+    if reason := workload.missing():
+        pytest.skip(reason)
+    case = workload.build(small=True)
+    with torch.no_grad():
+        out = case.fn(*case.args)
+    assert torch.isfinite(out).all() and 0.05 < out.std() < 20.0
+
+
 # --- judging --------------------------------------------------------------------------------------
 
 
@@ -312,6 +326,8 @@ def test_what_is_off_is_seen() -> None:
     spoilt[3] = torch.nan
     (elsewhere,) = judge(spoilt, own, truth)
     assert not elsewhere.kept and "NaN or infinities at 1 other" in elsewhere.fault
+    (better,) = judge(own, spoilt, truth)
+    assert better.kept, "where torch overflows and the result does not"
     (form,) = judge(own.half(), own, truth)
     assert not form.kept and "torch.float16[100]" in form.fault
     (count,) = judge((own, own), own, truth)

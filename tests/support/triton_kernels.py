@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 
@@ -30,6 +31,7 @@ Tensor = torch.Tensor
 DEVICE = "cuda" if torch.cuda.is_available() and not interpreting() else "cpu"
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
 
+ON_A_CPU = pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU nobody looks at numbers before")
 
 # --- numbers ---------------------------------------------------------------------------
 

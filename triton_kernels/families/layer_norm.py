@@ -130,7 +130,10 @@ def _layer_norm_backward_kernel(
         weighted = grad * weight
         along = tl.sum(weighted * normed, 1) / n_columns
         level = tl.sum(weighted, 1) / n_columns
-        grad_x = rstd[:, None] * (weighted - level[:, None] - normed * along[:, None])
+        # A row of one number is normed to zero whatever it is. Compilers fuse `weighted` into the
+        # difference, and what a fused product does not round away would be its gradient.
+        slope = tl.where(n_columns > 1, rstd, 0.0)
+        grad_x = slope[:, None] * (weighted - level[:, None] - normed * along[:, None])
         if grad_sum_ptr is not None:
             at = grad_sum_ptr + row[:, None] * grad_sum_stride + column[None, :]
             grad_x += tl.load(at, is_in, 0.0).to(tl.float32)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.support.triton_kernels import DTYPES, check
+from tests.support.triton_kernels import DTYPES, ON_A_CPU, check
 from triton_kernels import cross_entropy, launching
 from triton_kernels.errors import KernelArgumentError
 
@@ -152,6 +152,7 @@ def test_rows_farther_apart_than_32_bits_count() -> None:
     check_loss("far apart", logits.requires_grad_(), torch.tensor([3, 1, 7, 0]))
 
 
+@ON_A_CPU
 @pytest.mark.parametrize("target", [12, -1])
 def test_a_target_that_is_no_class_raises_as_in_torch(target: int) -> None:
     with pytest.raises(IndexError, match=f"Target {target} is out of bounds"):

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.triton_kernels import DTYPES, check
+from tests.support.triton_kernels import DTYPES, ON_A_CPU, check
 from triton_kernels import launching, linear_cross_entropy
 from triton_kernels.configurations.linear_cross_entropy import (
     CHUNK_BYTES,
@@ -171,6 +171,7 @@ def test_special_numbers_stand_where_torch_has_them(special: float) -> None:
     check_loss("special", hidden, weight, target, chunk=8, reduction="none")
 
 
+@ON_A_CPU
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_a_target_that_is_no_class_raises_as_in_torch(reduction: str) -> None:
     hidden, weight, target = operands()

@@ -164,3 +164,13 @@ def test_the_operators_keep_the_rules_of_torch() -> None:
     gate, up = pair(3, 20)
     torch.library.opcheck(torch.ops.triton_kernels.gated_forward.default, (gate, up, "silu"))
     torch.library.opcheck(torch.ops.triton_kernels.gated_packed_forward.default, (gate, "gelu"))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_the_slope_of_gelu_to_the_last_digits(approximate: str) -> None:
+    """Near 1 the sigmoid's distance from 1 is what counts, which a difference does not have."""
+    gate = torch.linspace(-6, 6, 5000).requires_grad_()
+    (slope,) = torch.autograd.grad(geglu(gate, torch.ones(5000), approximate).sum(), gate)
+    exact = gate.detach().double().requires_grad_()
+    (true,) = torch.autograd.grad(functional.gelu(exact, approximate=approximate).sum(), exact)
+    assert (slope - true).abs().max() < 3e-7
