@@ -33,32 +33,41 @@ def probe() -> Probe:
 
 weights = PackedWeights()
 _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
-_library.define("mkl_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
+_library.define(
+    "mkl_linear(Tensor input, Tensor weight, Tensor? bias, bool in_out=False) -> Tensor"
+)
 
 
-def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return _every_linear(input, weight, bias)
+def _linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_out: bool = False
+) -> torch.Tensor:
+    return _every_linear[in_out](input, weight, bias)
 
 
-def _one_linear() -> Callable[..., torch.Tensor]:
-    """What one call in a graph computes."""
+def _one_linear(in_out: bool = False) -> Callable[..., torch.Tensor]:
+    """What one call in a graph computes; `in_out`: the weight is stored as (in, out)."""
     place = Place(weights)
 
     def linear(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
+        plain = _out_in(weight, in_out)
         if not input.numel() or not weight.numel():  # MKL forgets the bias of an empty product
             observing.region_ran("linear", "eager")
-            return torch.nn.functional.linear(input, weight, bias)
+            return torch.nn.functional.linear(input, plain, bias)
         observing.region_ran("linear", "mkl")
         rows = input.numel() // input.shape[-1]
-        packed = place.get((weight,), rows, functools.partial(_pack, weight, rows))
-        return torch.ops.mkl._mkl_linear(input.contiguous(), packed, weight, bias, rows)
+        packed = place.get((weight,), (rows, in_out), functools.partial(_pack, plain, rows))
+        return torch.ops.mkl._mkl_linear(input.contiguous(), packed, plain, bias, rows)
 
     return linear
 
 
-_every_linear = _one_linear()
+_every_linear = {in_out: _one_linear(in_out) for in_out in (False, True)}
+
+
+def _out_in(weight: torch.Tensor, in_out: bool) -> torch.Tensor:
+    return weight.t() if in_out else weight
 
 
 def _pack(weight: torch.Tensor, rows: int) -> torch.Tensor:
@@ -66,9 +75,9 @@ def _pack(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _linear_meta(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_out: bool = False
 ) -> torch.Tensor:
-    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+    return input.new_empty((*input.shape[:-1], weight.shape[1 if in_out else 0]))
 
 
 _library.impl("mkl_linear", _linear, "CPU")
@@ -78,7 +87,8 @@ torch.library.register_fake("kernel_dispatch::mkl_linear", _linear_meta, lib=_li
 
 def _emit(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
     return graph.call_function(
-        torch.ops.kernel_dispatch.mkl_linear.default, (match.input, match.weight, match.bias)
+        torch.ops.kernel_dispatch.mkl_linear.default,
+        (match.input, match.weight, match.bias, match.in_out),
     )
 
 
@@ -90,8 +100,6 @@ def _refuses(match: Linear) -> str:
     parts = [match.weight, *([] if match.bias is None else [match.bias])]
     if any(part.meta["val"].dtype != match.dtype for part in parts):
         return "mkl takes weights in the dtype that is computed in"
-    if match.in_out:
-        return "mkl takes weights that are stored as (out, in)"
     return ""
 
 

@@ -105,6 +105,33 @@ def test_strided_inputs_and_weights(level: str) -> None:
 
 
 @LEVELS
+def test_weights_stored_the_other_way_round(level: str) -> None:
+    """As GPT-2 stores them; a square one may serve both ways, and a change shows in both."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Parameter(torch.randn(256, 512) / 16)
+            self.square = nn.Parameter(torch.randn(256, 256) / 16)
+            self.bias = nn.Parameter(torch.randn(512))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            both = x @ self.square, nn.functional.linear(x, self.square)
+            return (torch.addmm(self.bias, x, self.wide), *both)
+
+    model, x = Both().eval(), torch.randn(ROWS, 256)
+    compiled = compiled_at(level, model)
+    for call in range(2):
+        with torch.no_grad():
+            got, eager = compiled(x), model(x)
+            reference = copy.deepcopy(model).double()(x.double())
+            assert_contract(list(got), list(eager), list(reference), f"call {call}")
+            model.square.mul_(2)
+            model.wide.add_(1)
+    assert regions(compiled) == [("linear", "mkl", 3, 6)]
+
+
+@LEVELS
 def test_packed_once_and_fresh(level: str) -> None:
     model, x = layers(), torch.randn(ROWS, 256)
     compiled = compiled_at(level, model)
@@ -181,6 +208,10 @@ def test_an_empty_batch(level: str) -> None:
     torch.testing.assert_close(got, bias.expand(4, 8))
     none = torch.ops.kernel_dispatch.mkl_linear(torch.randn(0, 8), torch.randn(5, 8), None)
     assert none.shape == (0, 5)
+    other_way = torch.ops.kernel_dispatch.mkl_linear(
+        torch.randn(0, 8), torch.randn(8, 5), None, True
+    )
+    assert other_way.shape == (0, 5)
 
 
 def test_absent_where_torch_has_no_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
