@@ -23,6 +23,7 @@ from lowering import (
 from lowering.capability import CapabilityRow, Situation, Work, check
 from lowering.contract import Region, RegionMaker, Request
 from lowering.graphs import erase_dead, place
+from lowering.native import library
 from lowering.ranking import takers
 from lowering.regions import (
     attention,
@@ -186,13 +187,15 @@ def _with(detail: str, steps: list[str]) -> str:
 
 
 def uuid(request: Request) -> str:
-    """Changes with our sources and with the rows, so that no cached graph goes stale."""
+    """Changes with our sources, the rows and what operators there are, so that no cached graph goes
+    stale or is one that this process cannot run."""
     rows = [
         [sorted(value) if isinstance(value, frozenset) else value for value in astuple(row)]
         for row in request.region_rows
     ]  # sets print in another order in every process
     ranking = sorted((key, tuple(value)) for key, value in request.ranking.items())
-    return hashlib.sha256(repr((_sources(), rows, ranking)).encode()).hexdigest()
+    found = (_sources(), rows, ranking, library.is_loaded())
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 @functools.cache

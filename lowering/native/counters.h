@@ -16,6 +16,7 @@ enum Region : int {
   kBatchNorm,
   kSoftmax,
   kGroupNorm,
+  kMklLinear,
   kRegions
 };
 

@@ -39,6 +39,7 @@ COUNTED = (
     ("batch_norm", "openmp"),
     ("softmax", "openmp"),
     ("group_norm", "openmp"),
+    ("linear", "mkl"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")
@@ -74,6 +75,11 @@ def probe() -> Probe:
         _Place.failed = f"the C++ kernels could not be built or loaded: {_in_short(error)}"
         return Probe.no(_Place.failed)
     return Probe.yes(compiler.version, library=str(path))
+
+
+def is_loaded() -> bool:
+    """Without building it: are the operators there?"""
+    return _Loaded.library is not None
 
 
 def failure() -> str:

@@ -54,6 +54,8 @@ struct Packed {
   Buffer weight;
   std::vector<float> bias;   // empty: the caller's own bias is used as it is
   std::vector<float> scale;  // of outputs, where it is not in the weight
+  at::Tensor of_library;     // in the form of a library that torch calls
+  int64_t bytes_of_library = 0;
 };
 
 using PackedPtr = std::shared_ptr<const Packed>;
@@ -134,13 +136,17 @@ class Weights {
   int64_t bytes() {
     const std::lock_guard<std::mutex> lock(mutex_);
     int64_t sum = 0;
-    for (const auto& entry : entries_) sum += entry.second.packed->weight.size() * 4;
+    for (const auto& entry : entries_) sum += bytes_of(*entry.second.packed);
     return sum;
   }
 
   int64_t made() const { return made_; }
 
  private:
+  static int64_t bytes_of(const Packed& packed) {
+    return packed.weight.size() * 4 + packed.bytes_of_library;
+  }
+
   struct Key {
     const void* weight;
     uint64_t recipe;

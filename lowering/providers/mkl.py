@@ -16,6 +16,7 @@ from torch import fx
 
 from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
+from lowering.native import library
 from lowering.packing import PackedWeights, Place
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
@@ -85,9 +86,17 @@ direct_calls.offer(torch.ops.kernel_dispatch.mkl_linear.default, 3, _one_linear)
 torch.library.register_fake("kernel_dispatch::mkl_linear", _linear_meta, lib=_library)
 
 
+def _operator() -> torch._ops.OpOverload:
+    """The one in C++ is called sooner, where our kernels are built: not at O1, by themselves."""
+    operators = torch.ops.kernel_dispatch
+    if library.is_loaded():
+        return operators.mkl_linear_native.default
+    return operators.mkl_linear.default
+
+
 def _emit(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
     return graph.call_function(
-        torch.ops.kernel_dispatch.mkl_linear.default,
+        _operator(),
         (match.input, match.weight, match.bias, match.in_out),
     )
 
