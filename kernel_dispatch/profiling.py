@@ -34,6 +34,7 @@ _COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunctionBackward|^## Cal
 _REGIONS = {
     "reduced_linear": ("triton", "linear"),
     "openmp_convolutions": ("openmp", "convolution"),
+    "mkl_linear_native": ("mkl", "linear"),
     "openmp_linears": ("openmp", "linear"),
     "openmp_gated_linear": ("openmp", "linear"),
     "openmp_gated_linear_bf16": ("openmp", "linear"),
