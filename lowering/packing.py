@@ -87,6 +87,11 @@ class _Entry:
         return True
 
 
+def out_in(weight: torch.Tensor, in_out: bool) -> torch.Tensor:
+    """The matrix as (out, in), however it is stored; a view."""
+    return weight.t() if in_out else weight
+
+
 class Place:
     """A call in a graph, which mostly asks for the form that it asked for last."""
 

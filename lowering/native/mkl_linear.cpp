@@ -31,7 +31,7 @@ Tensor multiply(const Tensor& input, const Tensor& packed, const Tensor& out_in,
 
 // The form is made for one number of rows.
 PackedPtr packed_for(const Tensor& weight, const Tensor& out_in, bool in_out, int64_t rows) {
-  constexpr uint64_t of_mkl = uint64_t{1} << 62;  // no other recipe is as large
+  constexpr uint64_t of_mkl = uint64_t{1} << 62;  // no other form of a matrix has it
   const uint64_t recipe = of_mkl | static_cast<uint64_t>(rows) << 1 | (in_out ? 1 : 0);
   return weights().get({weight}, recipe, [&] {
     auto packed = std::make_shared<Packed>(0);

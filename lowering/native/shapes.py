@@ -30,7 +30,7 @@ def _linear(
     return x.new_empty((*x.shape[:-1], weight.shape[1 if in_out else 0]))
 
 
-def _mkl_linear(
+def mkl_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: Optional, in_out: bool = False
 ) -> torch.Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[1 if in_out else 0]))
@@ -214,7 +214,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_norm_sums", _norm_sums)
     register_fake("kernel_dispatch::openmp_softmax", _softmax)
     register_fake("kernel_dispatch::openmp_group_norm", _group_norm)
-    register_fake("kernel_dispatch::mkl_linear_native", _mkl_linear)
+    register_fake("kernel_dispatch::mkl_linear_native", mkl_linear)
     if library.multiplies_bfloat16():
         register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
         register_fake("kernel_dispatch::openmp_linears_bf16", _linears)

@@ -16,8 +16,8 @@ from torch import fx
 
 from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
-from lowering.native import library
-from lowering.packing import PackedWeights, Place
+from lowering.native import library, shapes
+from lowering.packing import PackedWeights, Place, out_in
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
 
@@ -42,7 +42,7 @@ _library.define(
 def _linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_out: bool = False
 ) -> torch.Tensor:
-    return _every_linear[in_out](input, weight, bias)
+    return _every_linear(in_out)(input, weight, bias)
 
 
 def _one_linear(in_out: bool = False) -> Callable[..., torch.Tensor]:
@@ -52,7 +52,7 @@ def _one_linear(in_out: bool = False) -> Callable[..., torch.Tensor]:
     def linear(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        plain = _out_in(weight, in_out)
+        plain = out_in(weight, in_out)
         if not input.numel() or not weight.numel():  # MKL forgets the bias of an empty product
             observing.region_ran("linear", "eager")
             return torch.nn.functional.linear(input, plain, bias)
@@ -64,26 +64,16 @@ def _one_linear(in_out: bool = False) -> Callable[..., torch.Tensor]:
     return linear
 
 
-_every_linear = {in_out: _one_linear(in_out) for in_out in (False, True)}
-
-
-def _out_in(weight: torch.Tensor, in_out: bool) -> torch.Tensor:
-    return weight.t() if in_out else weight
+_every_linear = functools.cache(_one_linear)
 
 
 def _pack(weight: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().contiguous(), rows)
 
 
-def _linear_meta(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_out: bool = False
-) -> torch.Tensor:
-    return input.new_empty((*input.shape[:-1], weight.shape[1 if in_out else 0]))
-
-
 _library.impl("mkl_linear", _linear, "CPU")
 direct_calls.offer(torch.ops.kernel_dispatch.mkl_linear.default, 3, _one_linear)
-torch.library.register_fake("kernel_dispatch::mkl_linear", _linear_meta, lib=_library)
+torch.library.register_fake("kernel_dispatch::mkl_linear", shapes.mkl_linear, lib=_library)
 
 
 def _operator() -> torch._ops.OpOverload:
@@ -95,10 +85,8 @@ def _operator() -> torch._ops.OpOverload:
 
 
 def _emit(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
-    return graph.call_function(
-        _operator(),
-        (match.input, match.weight, match.bias, match.in_out),
-    )
+    arguments = (match.input, match.weight, match.bias, match.in_out)
+    return graph.call_function(_operator(), arguments)
 
 
 def _refuses(match: Linear) -> str:

@@ -18,7 +18,7 @@ from torch import fx
 from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.norm_folding import factor_and_shift
-from lowering.packing import PackedWeights, Place
+from lowering.packing import PackedWeights, Place, out_in
 from lowering.providers import half_precision, mkldnn_transposed, post_ops
 from lowering.regions.convolution import Convolution
 from lowering.regions.epilogue import Epilogue
@@ -67,7 +67,7 @@ def _one_linear(activation: str, a: float, b: float, in_out: bool = False) -> Ca
             bias = bias.to(dtype)
         if not input.numel() or not weight.numel():  # oneDNN has no empty products
             observing.region_ran("linear", "eager")
-            out = torch.nn.functional.linear(input, _out_in(weight, in_out).to(dtype), bias)
+            out = torch.nn.functional.linear(input, out_in(weight, in_out).to(dtype), bias)
             return post_ops.activated(out, activation, a, b)
         observing.region_ran("linear", "mkldnn")
         make = functools.partial(_pack_linear, weight, dtype, in_out)
@@ -82,12 +82,8 @@ _every_linear = functools.cache(_one_linear)
 
 
 def _pack_linear(weight: torch.Tensor, dtype: torch.dtype, in_out: bool) -> torch.Tensor:
-    plain = _out_in(weight.detach(), in_out).to(dtype).contiguous()
+    plain = out_in(weight.detach(), in_out).to(dtype).contiguous()
     return torch.ops.mkldnn._reorder_linear_weight(plain, None)
-
-
-def _out_in(weight: torch.Tensor, in_out: bool) -> torch.Tensor:
-    return weight.t() if in_out else weight
 
 
 def linear_meta(

@@ -207,7 +207,7 @@ TARGET = Target(
     probe=probe,
     aliases=("nvidia",),
     priority=60,
-    proven_on="NVIDIA H100, torch 2.11, Triton 3.6: kernels, models, O3 (docs/gpu.md)",
+    proven_on="NVIDIA H100 and H200, torch 2.11, Triton 3.6: kernels, models, O3 (docs/gpu.md)",
     inductor_config=inductor_config,
     rows=(
         *shared_rows("cuda", tensor_cores="sm80+", decoding=30),

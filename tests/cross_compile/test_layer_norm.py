@@ -9,7 +9,7 @@ from tests.support.triton_kernels import assert_compiles_everywhere, meta
 from triton_kernels.architectures import SHIPPED, Architecture
 from triton_kernels.families import layer_norm
 
-COLUMNS = [64, 1000, 4096, 8192, 100_000]
+COLUMNS = [1, 64, 1000, 4096, 8192, 100_000]
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
