@@ -30,8 +30,8 @@ BUGS = [
     ),
     Bug(
         "the gradient's mean is not taken away",
-        "rstd[:, None] * (weighted - level[:, None] - normed",
-        "rstd[:, None] * (weighted - normed",
+        "slope[:, None] * (weighted - level[:, None] - normed",
+        "slope[:, None] * (weighted - normed",
     ),
     Bug(
         "the last tile of rows is left out",
