@@ -28,7 +28,7 @@ constexpr int64_t kStripColumns = kTileWidth * kLanes;
 template <int rows, int width>
 void sum_tile(int64_t depth, const Block& left, const Block& right, float* sums, bool accumulate,
               const float* ahead) {
-  Sums<rows, width, Pairs> tile(depth, left, right, ahead);
+  Sums<rows, width, Pairs> tile(depth, left, right, {ahead, kLanes});
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 4

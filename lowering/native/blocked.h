@@ -2,6 +2,8 @@
 // caller: Rows and Columns hand out blocks, made in a buffer if need be.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "microkernel.h"
@@ -10,7 +12,16 @@
 namespace kd {
 
 // Addresses with equal low bits compete for the few places that a cache has for them.
-static inline bool crowded(int64_t ld) { return ld % 1024 == 0; }
+// Caches with more places for each of them hold a block of rows of 1024 or 3072 numbers all the same.
+static inline bool crowded(int64_t ld) {
+#if defined(_SC_LEVEL1_DCACHE_ASSOC)
+  static const bool many_places =
+      sysconf(_SC_LEVEL1_DCACHE_ASSOC) >= 12 && sysconf(_SC_LEVEL2_CACHE_SIZE) >= 2 << 20;
+#else
+  constexpr bool many_places = false;
+#endif
+  return ld % (many_places ? 4096 : 1024) == 0;
+}
 
 // A row length of at least `size` whose multiples spread over the whole cache.
 static inline int64_t spread_out(int64_t size) { return ceil_div(size, 32) * 32 + 16; }
@@ -24,12 +35,23 @@ constexpr int64_t kBlockPanels = ceil_div(192, kLanes);
 constexpr int64_t kColumnsBuffer = kBlockPanels * kLanes * kDepth;
 constexpr int64_t kTileBuffer = kMostTileRows * kTileWidth * kLanes;
 
+// What the tile-th of `tiles` fetches of the `panels` that come next. Several tiles fetch a panel
+// together if they are many enough: memory that is asked for much at once lets the tile wait.
+static inline Ahead share_of_fetching(int64_t tile, int64_t tiles, const float* next,
+                                      int64_t panels, int64_t across, int64_t depth) {
+  const int64_t together = tiles >= 4 * panels ? 4 : tiles >= 2 * panels ? 2 : 1;
+  const int64_t panel = tile / together;
+  if (panel >= panels) return {next};
+  const Range part = part_of(depth, tile % together, together);
+  return {next + panel * across + part.begin * kLanes, kLanes / together};
+}
+
 // The product of one block of rows with one of panels. Both are cut into tiles of almost equal
 // size, as a last small tile would be slow.
 static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t columns, int64_t depth,
                                    float* c, int64_t ldc, const Epilogue& e, Finish finish,
                                    const Block& following) {
-  const int64_t panels = ceil_div(columns, kLanes), strips = ceil_div(panels, kTileWidth);
+  const int64_t panels = ceil_div(columns, kLanes), strips = ceil_div(panels, kStripWidth);
   const bool in_registers = !finish.last || Limits(e).enough;
   for (int64_t s = 0; s < strips; s++) {
     const Range strip = part_of(panels, s, strips);
@@ -40,7 +62,7 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
     const int64_t tiles = ceil_div(rows, kTileRows[width]);
     const bool final = s + 1 == strips;
     const float* next = final ? following.data : b.data + strip.end * b.across;
-    const int64_t nexts = final ? kTileWidth : part_of(panels, s + 1, strips).size();
+    const int64_t nexts = final ? kStripWidth : part_of(panels, s + 1, strips).size();
     for (int64_t t = 0; t < tiles; t++) {
       const Range some = part_of(rows, t, tiles);
       const int high = static_cast<int>(some.size());
@@ -50,12 +72,13 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
       float* to = c + some.begin * ldc + column;
       const Tile tile = tile_of(high, width, finish.last_lanes <= kHalfLanes);
       const Epilogue part = finish.last ? e.at(some.begin, column) : Epilogue{};
-      finish.ahead = next != nullptr && t < nexts ? next + t * b.across : right.data;
+      finish.ahead = next != nullptr ? share_of_fetching(t, tiles, next, nexts, b.across, depth)
+                                     : Ahead{right.data};
       if (in_registers) {
         tile(depth, left, right, to, ldc, part, finish);
       } else {
         alignas(64) float sums[kTileBuffer];
-        const Finish plain{false, false, 0, 0, finish.ahead};
+        const Finish plain{.ahead = finish.ahead};
         tile(depth, left, right, sums, width * kLanes, part, plain);
         finish_stored(sums, width * kLanes, high, wide, to, ldc, part, finish);
       }
@@ -135,7 +158,7 @@ void multiply_item(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t
     const Block left = a.block(row, some.size(), deep.begin, deep.size(), rows_buffer);
     const bool last = deep_block + 1 == deep_blocks;
     const Block following = b.at_hand() ? next_block(wide, row_block, deep_block) : Block{};
-    const Finish finish{deep_block > 0, last, limits.low, limits.high, nullptr};
+    const Finish finish{deep_block > 0, last, limits.low, limits.high};
     multiply_blocks(left, some.size(), right, columns, deep.size(), c + row * ldc + column, ldc,
                     e.at(row, column), finish, following);
   };

@@ -48,7 +48,7 @@ static inline void add_tap(const Part& part, int64_t row, int64_t tap, Range dee
   const Extent lines = down(s), pixels = across(s);
   const Range within = lines.inside(row), under = pixels.inside(tap);
   const int64_t chunks = ceil_div(under.size(), kBlockRows);
-  const Finish more{true, false, 0, 0, nullptr};
+  const Finish more{true, false, 0, 0};
   for (int64_t line = part.lines.begin; line < part.lines.end; line++) {
     const int64_t image = line / s.oh, oy = line % s.oh;
     if (oy < within.begin || oy >= within.end) continue;
@@ -78,7 +78,7 @@ static inline void compute(const Part& part, const float* packed, const Epilogue
     }
   }
   const Limits limits(e);
-  const Finish last{false, true, limits.low, limits.high, nullptr};
+  const Finish last{false, true, limits.low, limits.high};
   float* const to = part.outputs(0, first);
   finish_stored(to, s.ldy, static_cast<int>(pixels), static_cast<int>(part.columns()), to, s.ldy,
                 e.at(first, part.column()), last);

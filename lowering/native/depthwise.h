@@ -315,7 +315,7 @@ class DepthwiseLine {
     const int64_t c = span_.vectors.begin * kLanes;
     const int64_t c_end = std::min(span_.vectors.end * kLanes, s_.ci);
     finish_stored(span_.y + c, s_.ldy, pixels, static_cast<int>(c_end - c), span_.y + c, s_.ldy,
-                  e_.at(line_ * s_.ow + pixel, c), Finish{false, true, 0, 0, nullptr});
+                  e_.at(line_ * s_.ow + pixel, c), Finish{false, true, 0, 0});
   }
 
   const ConvShape& s_;

@@ -137,7 +137,7 @@ static inline void direct_block(const DirectPart& part, const Pixels& pixels) {
     for (int64_t piece = 0; piece < pieces; piece++) {
       const Range deep = part_of(image.run(), piece, pieces);
       const bool last = runs.end == image.runs() && piece + 1 == pieces;
-      const Finish finish{runs.begin + piece > 0, last, limits.low, limits.high, nullptr};
+      const Finish finish{runs.begin + piece > 0, last, limits.low, limits.high};
       const Block right = weights.block(part.panels.begin, part.panels.size(),
                                         runs.begin * image.run() + deep.begin, deep.size());
       for (int64_t line = pixels.lines.begin; line < pixels.lines.end; line++) {

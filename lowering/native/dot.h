@@ -71,7 +71,7 @@ static inline void dot_panels(Range panels, int64_t m, int64_t n, int64_t k, con
     for (int64_t i = 0; i < m; i++)
       store(sums + i * kLanes, load(sums + i * kLanes) * splat(alpha));
     finish_stored(sums, kLanes, static_cast<int>(m), columns, c + panel * kLanes, ldc,
-                e.at(0, panel * kLanes), Finish{false, true, 0, 0, nullptr});
+                e.at(0, panel * kLanes), Finish{false, true, 0, 0});
   }
 }
 

@@ -157,7 +157,7 @@ static void tile_step(const RecurrentShape& s, const RecurrentChain& chain, int6
   } else {
     vec stored[rows][width];  // an index into the sums themselves would keep them out of registers
     {
-      const Sums<rows, width> tile(s.hidden, left, weight, weight.data);
+      const Sums<rows, width> tile(s.hidden, left, weight, {weight.data});
 #pragma GCC unroll 16
       for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4

@@ -243,7 +243,7 @@ static inline bool multiply(const Part& mine, const float* x, const float* packe
         float* to = products + place * some.size() * wide;
         for (int64_t piece = 0; piece < pieces; piece++) {
           const Range deep = part_of(depth, piece, pieces);
-          const Finish finish{piece > 0, false, 0, 0, nullptr};
+          const Finish finish{piece > 0, false, 0, 0};
           const bool last = piece + 1 == pieces;
           const float* next = !last                 ? weights + deep.end * kLanes
                               : place + 1 < kPlaces ? weights + place_size
