@@ -15,7 +15,7 @@ operator: such a row's mask is not a number here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lowering import unequal_heads
+from lowering import einsum_products, unequal_heads
+from lowering.attention_in_four import InFour, method, shared_leading
 from lowering.graphs import same_sizes
 from lowering.regions.calls import arguments, name_of, value_of
 
@@ -72,7 +73,35 @@ class _Scores:
 
 def join(graph: fx.Graph) -> int:
     """Returns how many were found."""
-    return sum(_join(graph, node) for node in list(graph.nodes) if name_of(node) == "softmax")
+    return sum(_found(graph, node) for node in list(graph.nodes) if name_of(node) == "softmax")
+
+
+def _found(graph: fx.Graph, softmax: fx.Node) -> bool:
+    """The products may be einsums."""
+    products = [
+        written
+        for einsum in dict.fromkeys(_einsums_around(softmax))
+        if (written := einsum_products.write(graph, einsum)) is not None
+    ]
+    found = _join(graph, softmax)
+    for product in () if found else reversed(products):
+        product.take_back()
+    return found
+
+
+def _einsums_around(softmax: fx.Node) -> Iterator[fx.Node]:
+    node = softmax
+    while len(node.users) == 1 and not einsum_products.is_einsum(node):
+        (node,) = node.users
+    if einsum_products.is_einsum(node):
+        yield node
+    before = list(softmax.all_input_nodes)
+    while before:
+        node = before.pop()
+        if einsum_products.is_einsum(node):
+            yield node
+        elif name_of(node) in _STEPS:
+            before.extend(node.all_input_nodes)
 
 
 def _join(graph: fx.Graph, softmax: fx.Node) -> bool:
@@ -82,12 +111,16 @@ def _join(graph: fx.Graph, softmax: fx.Node) -> bool:
         return False
     assert scores.product is not None
     (query, keys), values = scores.product.args, product.args[1]
-    if not _fits(query, keys, values, value_of(product.args[0])):
+    leading = _leading(query, keys, values, value_of(product.args[0]))
+    if leading is None:
+        return False
+    four = InFour(graph, leading)
+    if not all(_takes_mask(four, mask) for mask in scores.masks):
         return False
     if _is_written_between(scores.product, product, besides=scores.nodes):
         return False
     with graph.inserting_before(product):
-        new = _Writer(graph, value_of(query).dim()).attention(query, keys, values, scores)
+        new = _Writer(graph, four).attention(query, keys, values, scores)
         if unequal_heads.shows_layout(product):
             new = graph.call_method("contiguous", (new,))
     new.meta = dict(product.meta)
@@ -293,61 +326,47 @@ def _leads_to_product(node: Any) -> bool:
     return name_of(node) in _PRODUCTS
 
 
-def _fits(query: Any, keys: Any, values: Any, weights: torch.Tensor) -> bool:
-    """What torch's kernel for CPUs takes, which is looked for behind it. `keys` are transposed."""
+def _leading(query: Any, keys: Any, values: Any, weights: torch.Tensor) -> tuple[Any, ...] | None:
+    """The sizes of heads and texts, or None for what torch's kernel for CPUs, which is looked for
+    behind it, does not take. `keys` are transposed."""
     known = [value_of(node) for node in (query, keys, values)]
-    if any(value is None or value.dtype != torch.float32 for value in known):
-        return False
+    if any(value is None or value.dtype != torch.float32 or value.dim() < 2 for value in known):
+        return None
     q, k, v = known
-    return (
-        q.dim() == k.dim() == v.dim() == weights.dim()
-        and q.dim() in (3, 4)
-        and isinstance(q.shape[-1], int)
-        and isinstance(v.shape[-1], int)
-        and same_sizes(q.shape[:-2], k.shape[:-2])
-        and same_sizes(q.shape[:-2], v.shape[:-2])
-        and same_sizes((*q.shape[:-1], k.shape[-1]), weights.shape)
-    )
+    if not (isinstance(q.shape[-1], int) and isinstance(v.shape[-1], int)):
+        return None
+    of_weights = shared_leading([q.shape, k.shape])
+    if of_weights is None or not same_sizes((*of_weights, q.shape[-2], k.shape[-1]), weights.shape):
+        return None
+    return shared_leading([q.shape, k.shape, v.shape])
+
+
+def _takes_mask(four: InFour, mask: _Mask) -> bool:
+    shapes = [value_of(mask.node).shape, *(before for before, _ in mask.reshaped)]
+    return len(four.leading) < 3 or (len(shapes) == 1 and four.takes_mask(shapes[0]))
 
 
 class _Writer:
-    """Puts torch's operator into a graph, for tensors of `dims` dimensions; it takes four."""
+    """Puts torch's operator into a graph."""
 
-    def __init__(self, graph: fx.Graph, dims: int) -> None:
+    def __init__(self, graph: fx.Graph, four: InFour) -> None:
         self.graph = graph
-        self.dims = dims
-
-    def method(self, name: str, *args: Any) -> fx.Node:
-        return self.graph.call_method(name, args)
+        self.four = four
 
     def function(self, target: Any, *args: Any) -> fx.Node:
         return self.graph.call_function(target, args)
 
     def attention(self, query: Any, keys: Any, values: Any, scores: _Scores) -> fx.Node:
-        lie = [value_of(query).stride(-1), value_of(keys).stride(-2), value_of(values).stride(-1)]
         for step, factor in scores.factors:
-            query, lie[0] = self.method(step, query, factor), 1
-        inputs = (query, self.method("transpose", keys, -2, -1), values)
-        dense = [
-            node if stride == 1 else self.method("contiguous", node)
-            for node, stride in zip(inputs, lie, strict=True)
-        ]
+            query = method(self.graph, step, query, factor)
+        inputs = (query, method(self.graph, "transpose", keys, -2, -1), values)
         new = unequal_heads.call(
             self.graph,
-            [self.in_four(node, self.dims) for node in dense],
+            [self.four.operand(node) for node in inputs],
             (value_of(keys).shape[-2], value_of(values).shape[-1]),
             {"attn_mask": self.mask(scores.masks), "scale": scores.scale},
         )
-        return self.method("squeeze", new, 1) if self.dims == 3 else new
-
-    def in_four(self, node: fx.Node, dims: int) -> fx.Node:
-        """Heads that are one dimension with the batch are texts of one head: the operator lays
-        heads of the same text side by side, and these lie behind each other."""
-        if dims == self.dims == 3:
-            return self.method("unsqueeze", node, 1)
-        for _ in range(4 - dims):
-            node = self.method("unsqueeze", node, 0)
-        return node
+        return self.four.result(new)
 
     def mask(self, masks: Sequence[_Mask]) -> fx.Node | None:
         """What was added first is added first: what hides takes the place of all before it."""
@@ -362,8 +381,9 @@ class _Writer:
             whole = self.function(torch.where, tensor, kept, hidden)
         if whole is None:
             return None
-        nearest = self.method("amax", whole, -1, True)
-        return self.method("masked_fill", whole, self.method("eq", nearest, -math.inf), math.nan)
+        nearest = self.graph.call_method("amax", (whole, -1, True))
+        far = self.graph.call_method("eq", (nearest, -math.inf))
+        return self.graph.call_method("masked_fill", (whole, far, math.nan))
 
     def no_mask(self, like: fx.Node) -> fx.Node:
         kind: Any = {"dtype": torch.float32}
@@ -374,8 +394,9 @@ class _Writer:
         node, shape = mask.node, list(value_of(mask.node).shape)
         for before, after in mask.reshaped:
             wide, shape = _broadcast(shape, list(before), list(after))
-            node = self.method("reshape", self.method("expand", node, wide), shape)
-        return self.in_four(node, len(shape))
+            node = method(self.graph, "expand", node, wide)
+            node = method(self.graph, "reshape", node, shape)
+        return self.four.mask(node)
 
 
 def _broadcast(

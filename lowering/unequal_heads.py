@@ -55,7 +55,7 @@ def _fill_up(graph: fx.Graph, node: fx.Node) -> bool:
     given = attention_call.given(node)
     inputs = [given.pop(name) for name in ("query", "key", "value")]
     values = [value_of(one) for one in inputs]
-    if given["dropout_p"] != 0 or any(v is None or not _is_usual(v) for v in values):
+    if given["dropout_p"] != 0 or not all(is_usual(value) and value.dim() == 4 for value in values):
         return False
     query, key, value = (v.shape[-1] for v in values)
     if any(type(size) is not int or size == 0 for size in (query, key, value)):
@@ -72,9 +72,11 @@ def _fill_up(graph: fx.Graph, node: fx.Node) -> bool:
     return True
 
 
-def _is_usual(value: torch.Tensor) -> bool:
-    dense = value.layout is torch.strided and not value.is_nested
-    return dense and value.dim() == 4 and value.dtype in _FLOATS and value.device.type == "cpu"
+def is_usual(value: torch.Tensor | None) -> bool:
+    """May torch's kernel for CPUs take it?"""
+    if value is None or value.layout is not torch.strided or value.is_nested:
+        return False
+    return value.dim() > 1 and value.dtype in _FLOATS and value.device.type == "cpu"
 
 
 def shows_layout(product: fx.Node) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lowering import (
+    attention_in_four,
     attention_patterns,
     autotuning,
     before_autograd,
@@ -86,7 +87,8 @@ def compile(request: Request) -> Compiled:
 
     if _takes_attention(request):
         graph = request.graph.graph
-        if unequal_heads.fill_up(graph) + spelled_attention.join(graph):
+        changed = attention_in_four.write(graph), unequal_heads.fill_up(graph)
+        if sum(changed) + spelled_attention.join(graph):
             request.graph.recompile()
     request, ahead = from_weights.split(request)
     exact = clone(request.graph) if _takes_fewer_bits(request) else None

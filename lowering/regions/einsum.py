@@ -21,7 +21,7 @@ from lowering.capability import Work
 Path = Sequence[tuple[int, int]]  # pairs of positions; each product is put at the end of the list
 Labels = frozenset[Hashable]
 
-_TARGETS = (torch.einsum, torch.functional.einsum)
+TARGETS = (torch.einsum, torch.functional.einsum)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Einsum:
 
 def find(graph: fx.Graph) -> Iterator[Einsum]:
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in _TARGETS and not node.kwargs:
+        if node.op == "call_function" and node.target in TARGETS and not node.kwargs:
             found = _match(node)
             if found is not None:
                 yield found

@@ -210,6 +210,67 @@ FOUND: dict[str, Case] = {
         lambda q, k, v: torch.bmm(torch.bmm(q, k.mT).softmax(-1), v).sum(0),
         (lambda: q(4, 9, 8), lambda: kv(4, 14, 8), lambda: kv(4, 14, 20)),
     ),
+    "one head of keys": (
+        lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
+        (q, lambda: kv(2, 1, KEYS, SIZE), lambda: kv(2, 1, KEYS, SIZE), added),
+    ),
+    "one head of keys, of fewer dimensions": (
+        lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
+        (q, lambda: kv(KEYS, SIZE), lambda: kv(KEYS, SIZE), lambda: added(HEADS, 1, KEYS)),
+    ),
+    "keys of one text, a factor for each head": (
+        lambda q, k, v, f: (q @ k.mT * f).softmax(-1) @ v,
+        (q, *[lambda: kv(1, HEADS, KEYS, SIZE)] * 2, lambda: added(HEADS, 1, 1)),
+    ),
+    "values shared more widely than keys": (
+        lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
+        (lambda: q(HEADS, QUERIES, SIZE), lambda: kv(KEYS, SIZE), kv),
+    ),
+    "two dimensions": (
+        lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
+        (lambda: q(9, 8), lambda: kv(14, 8), lambda: kv(14, 8), lambda: added(14)),
+    ),
+    "five dimensions": (
+        lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
+        (
+            lambda: q(2, 3, 2, 9, 8),
+            lambda: kv(1, 3, 2, 14, 8),
+            lambda: kv(2, 3, 1, 14, 8),
+            lambda: added(2, 9, 14),
+        ),
+    ),
+    "five dimensions, a mask for each": (
+        lambda q, k, v, m: (q @ k.mT).masked_fill(m < 0, LEAST).softmax(-1) @ v,
+        (
+            lambda: q(2, 3, 2, 9, 8),
+            *[lambda: kv(2, 3, 2, 14, 8)] * 2,
+            lambda: added(2, 3, 1, 9, 14),
+        ),
+    ),
+    "einsums": (
+        lambda q, k, v, m: torch.einsum(
+            "b h i j, b h j d -> b h i d",
+            (torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.3 + m).softmax(-1),
+            v,
+        ),
+        (*QKV, added),
+    ),
+    "einsums of three": (
+        lambda q, k, v: torch.einsum(
+            "bij,bjd->bid", torch.einsum("bid,bjd->bij", q * 0.4, k).softmax(2), v
+        ),
+        (lambda: q(4, 9, 8), lambda: kv(4, 14, 8), lambda: kv(4, 14, 8)),
+    ),
+    "einsums with the heads behind": (
+        lambda q, k, v: torch.einsum(
+            "...khd,...hqk->...qhd", v, torch.einsum("...khd,...qhd->...hqk", k, q).softmax(-1)
+        ),
+        (lambda: q(2, 9, 3, 8), lambda: kv(2, 14, 3, 8), lambda: kv(2, 14, 3, 8)),
+    ),
+    "an einsum and a product": (
+        lambda q, k, v: torch.einsum("nhqd,nhkd->nhqk", [q, k]).softmax(-1) @ v,
+        QKV,
+    ),
     "one query": (
         lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
         (lambda: q(2, 3, 1, 8), kv, kv, lambda: added(2, 1, 1, KEYS)),
@@ -248,9 +309,30 @@ LEFT: dict[str, Case] = {
         QKV,
     ),
     "a factor for each pair": (lambda q, k, v, m: (q @ k.mT * m).softmax(-1) @ v, (*QKV, added)),
-    "one head of keys": (
-        lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
-        (q, lambda: kv(2, 1, KEYS, SIZE), lambda: kv(2, 1, KEYS, SIZE)),
+    "six dimensions of which a mask shares some": (
+        lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v,
+        (
+            lambda: q(2, 3, 2, 9, 8),
+            lambda: kv(2, 3, 2, 14, 8),
+            lambda: kv(2, 3, 2, 14, 8),
+            lambda: added(3, 1, 9, 14),
+        ),
+    ),
+    "an einsum over two labels": (
+        lambda q, k, v: torch.einsum(
+            "bij,bjhd->bihd", torch.einsum("bihd,bjhd->bij", q, k).softmax(-1), v
+        ),
+        (lambda: q(2, 9, 3, 8), lambda: kv(2, 14, 3, 8), lambda: kv(2, 14, 3, 8)),
+    ),
+    "einsums whose weights are used": (
+        lambda q, k, v: (
+            [
+                w := torch.einsum("bid,bjd->bij", q, k).softmax(-1),
+                torch.einsum("bij,bjd->bid", w, v),
+            ][1]
+            + w.sum()
+        ),
+        (lambda: q(4, 9, 8), lambda: kv(4, 14, 8), lambda: kv(4, 14, 8)),
     ),
     "query written between": (query_written_between, QKV),
     "values written between": (activation_in_place_between, QKV),
@@ -268,9 +350,12 @@ def joined(case: Case) -> int:
     found: list[int] = []
 
     def joining(module: fx.GraphModule, example_inputs: Any) -> Any:
+        before = sum(name_of(node) == "einsum" for node in module.graph.nodes)
         found.append(spelled_attention.join(module.graph))
         module.graph.lint()
         module.recompile()
+        einsums = sum(name_of(node) == "einsum" for node in module.graph.nodes)
+        assert einsums == (0 if found[-1] else before)
         softmaxes = [node for node in module.graph.nodes if name_of(node) == "softmax"]
         assert len(softmaxes) == 1 - found[-1]
         return module.forward
