@@ -34,12 +34,14 @@ _SAME_VALUE = ("to", "float", "type_as", "contiguous")
 _RESHAPES = ("view", "reshape")
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift concat".split()
 _WRITING_OPERATORS = ("setitem", "delitem", *(f"i{name}" for name in _ARITHMETIC))
+_GREATEST = ("amax", "max", "getitem", "detach")
 _STEPS = {
     **dict.fromkeys(("add", "add_", "iadd", "__add__", "__radd__", "__iadd__"), "add"),
     **dict.fromkeys(("mul", "mul_", "imul", "multiply", "__mul__", "__rmul__"), "multiply"),
     **dict.fromkeys(("div", "div_", "truediv", "itruediv", "divide", "true_divide"), "divide"),
     **dict.fromkeys(("masked_fill", "masked_fill_"), "hide"),
     "where": "keep",
+    **dict.fromkeys(("sub", "sub_", "isub", "subtract", "__sub__"), "subtract"),
     **dict.fromkeys(_SAME_VALUE, "same"),
     **dict.fromkeys(_RESHAPES, "reshape"),
 }
@@ -64,6 +66,7 @@ class _Scores:
     factors: list[tuple[str, fx.Node]] = field(default_factory=list)
     masks: list[_Mask] = field(default_factory=list)
     nodes: list[fx.Node] = field(default_factory=list)
+    greatest: list[fx.Node] = field(default_factory=list)  # what is taken away from all of a row
     product: fx.Node | None = None
 
     @property
@@ -218,16 +221,22 @@ def _read(softmax: fx.Node, scores: _Scores) -> bool:
     """Follow the scores down to their product; what else is met goes into `scores`."""
     node, reader = arguments(softmax, ("input",), {})["input"], softmax
     while name_of(node) not in _PRODUCTS:
-        inner = _through(node, scores) if list(getattr(node, "users", ())) == [reader] else None
+        scores.nodes.append(node)
+        inner = _through(node, scores) if _is_read_by(node, reader, scores) else None
         if inner is None or value_of(inner) is None or value_of(inner).dtype != torch.float32:
             return False
         if _STEPS[name_of(node)] != "reshape" and not _same_shape(inner, node):
             return False
-        scores.nodes.append(node)
         node, reader = inner, node
     scores.nodes.append(node)
     scores.product = node
-    return list(node.users) == [reader] and _is_of_two(node)
+    return _is_read_by(node, reader, scores) and _is_of_two(node)
+
+
+def _is_read_by(node: Any, reader: fx.Node, scores: _Scores) -> bool:
+    """And by nothing else that stays."""
+    users = set(getattr(node, "users", ()))
+    return reader in users and users <= {reader, *scores.greatest}
 
 
 def _same_shape(one: Any, other: Any) -> bool:
@@ -241,10 +250,12 @@ def _through(node: fx.Node, scores: _Scores) -> Any:
         return node.args[0] if _keeps_values(node) else None
     if step == "reshape":
         return _through_reshape(node, scores)
-    if node.kwargs or len(node.args) != (3 if step in ("hide", "keep") else 2):
+    if not step or node.kwargs or len(node.args) != (3 if step in ("hide", "keep") else 2):
         return None
     if step in ("multiply", "divide"):
         return _through_scale(step, node, scores)
+    if step == "subtract":
+        return _through_difference(node, scores)
     if scores.is_scaled:  # what is added before scaling is scaled as well
         return None
     if step == "add":
@@ -263,6 +274,29 @@ def _through_sum(node: fx.Node, scores: _Scores) -> Any:
     inner, other = node.args if _leads_to_product(node.args[0]) else node.args[::-1]
     nothing = isinstance(other, (int, float)) and other == 0
     return inner if nothing or _note(scores, _Mask(other)) else None
+
+
+def _through_difference(node: fx.Node, scores: _Scores) -> Any:
+    """Without their greatest, scores have the same softmax: the softmax takes it away itself."""
+    inner: Any
+    other: Any
+    inner, other = node.args
+    found: list[Any] = []
+    while name_of(other) in _GREATEST and other.args and len(other.users) == 1:
+        found.append(other)
+        other = other.args[0]
+    names = [name_of(one) for one in found]
+    if other is not inner or names[-1:] not in (["amax"], ["max"]):
+        return None
+    given = arguments(found[-1], ("input", "dim", "keepdim"), {"keepdim": False})
+    first = [one.args[1] for one in found if name_of(one) == "getitem"]
+    if given["dim"] not in (-1, value_of(node).dim() - 1) or given["keepdim"] is not True:
+        return None
+    if first != ([0] if names[-1] == "max" else []) or names.count("amax") + names.count("max") > 1:
+        return None
+    scores.greatest.extend(found)
+    scores.nodes.extend(found)
+    return inner
 
 
 def _through_reshape(node: fx.Node, scores: _Scores) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lowering import (
+    added_rows,
     attention_in_four,
     attention_patterns,
     autotuning,
@@ -223,6 +224,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         pooling.put_right(module.graph)
         overwritten.put_right(module.graph)
+        added_rows.put_right(module.graph)
         if request.training:
             taken.extend(
                 region_pass.lower_training(module, request, bool(kwargs.get("is_backward")))

@@ -247,6 +247,20 @@ FOUND: dict[str, Case] = {
             lambda: added(2, 3, 1, 9, 14),
         ),
     ),
+    "the greatest taken away": (
+        lambda q, k, v, m: [
+            s := (q @ k.mT) * 0.3 + m,
+            (s - s.amax(-1, keepdim=True).detach()).softmax(-1) @ v,
+        ][1],
+        (*QKV, added),
+    ),
+    "the greatest taken away in another way": (
+        lambda q, k, v: [
+            s := torch.einsum("bhid,bhjd->bhij", q, k),
+            (s - s.max(dim=3, keepdim=True)[0]).softmax(-1) @ v,
+        ][1],
+        QKV,
+    ),
     "einsums": (
         lambda q, k, v, m: torch.einsum(
             "b h i j, b h j d -> b h i d",
@@ -284,6 +298,26 @@ LEFT: dict[str, Case] = {
     ),
     "scores are used": (lambda q, k, v: [s := q @ k.mT, s.softmax(-1) @ v][1] + s.mean(), QKV),
     "dropped": (lambda q, k, v: functional.dropout((q @ k.mT).softmax(-1), 0.0001, True) @ v, QKV),
+    "something else taken away": (
+        lambda q, k, v, m: (q @ k.mT - m).softmax(-1) @ v,
+        (*QKV, added),
+    ),
+    "the greatest of another row taken away": (
+        lambda q, k, v: [s := q @ k.mT, (s - s.amax(-2, keepdim=True)).softmax(-1) @ v][1],
+        QKV,
+    ),
+    "where the greatest is": (
+        lambda q, k, v: [s := q @ k.mT, (s - s.max(-1, keepdim=True)[1]).softmax(-1) @ v][1],
+        QKV,
+    ),
+    "the greatest is used": (
+        lambda q, k, v: [
+            s := q @ k.mT,
+            g := s.amax(-1, keepdim=True),
+            (s - g).softmax(-1) @ v + g,
+        ][2],
+        QKV,
+    ),
     "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, QKV),
     "scaled after a mask": (lambda q, k, v, m: ((q @ k.mT + m) * 2).softmax(-1) @ v, (*QKV, added)),
     "hidden a little": (
