@@ -32,6 +32,7 @@ from lowering import (
     moments,
     neutral_constants,
     overwritten,
+    parallel_loops,
     parting,
     pooling,
     providers,
@@ -261,7 +262,11 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
 
 def _without_wrong_loops(compile_graph: Any) -> Any:
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with local_buffers.of_one_row(), cut_short.made_anew():
+        with (
+            local_buffers.of_one_row(),
+            parallel_loops.counted_right(),
+            cut_short.made_anew(),
+        ):
             return compile_graph(*args, **kwargs)
 
     return inner_compile
