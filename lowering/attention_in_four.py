@@ -19,7 +19,7 @@ from torch.nn import functional
 from lowering.graphs import same_sizes
 from lowering.regions import attention_call
 from lowering.regions.calls import name_of, value_of
-from lowering.unequal_heads import is_usual, shows_layout
+from lowering.unequal_heads import is_usual, put_in_place
 
 Sizes = Sequence[Any]
 
@@ -77,10 +77,10 @@ class InFour:
         if value_of(node).stride(-1) != 1:
             node = method(self.graph, "contiguous", node)
         node = self._with_dims(node)
-        own = value_of(node).shape[:-2]
-        if not same_sizes(own, self.leading):
-            wide = (*self.leading, -1, -1)
-            node = method(self.graph, "expand", node, *wide)
+        pairs = zip(value_of(node).shape, self.leading, strict=False)
+        wide = [-1 if same_sizes((own,), (size,)) else size for own, size in pairs]
+        if any(size != -1 for size in wide):
+            node = method(self.graph, "expand", node, *wide, -1, -1)
         return self._in_four(node)
 
     def takes_mask(self, shape: Sizes) -> bool:
@@ -137,12 +137,7 @@ def _write(graph: fx.Graph, node: fx.Node) -> bool:
         if masks:
             given["attn_mask"] = four.mask(given["attn_mask"])
         new = graph.call_function(functional.scaled_dot_product_attention, operands, given)
-        new = four.result(new)
-        if shows_layout(node):
-            new = graph.call_method("contiguous", (new,))
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
+        put_in_place(graph, node, four.result(new))
     return True
 
 

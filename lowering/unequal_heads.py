@@ -63,13 +63,17 @@ def _fill_up(graph: fx.Graph, node: fx.Node) -> bool:
     if query != key or query == value:
         return False
     with graph.inserting_before(node):
-        new = call(graph, inputs, (query, value), given)
-        if shows_layout(node):
-            new = graph.call_method("contiguous", (new,))
+        put_in_place(graph, node, call(graph, inputs, (query, value), given))
+    return True
+
+
+def put_in_place(graph: fx.Graph, node: fx.Node, new: fx.Node) -> None:
+    """Of a call, what computes the same: in rows, as torch's products lay it, where it shows."""
+    if shows_layout(node):
+        new = graph.call_method("contiguous", (new,))
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     graph.erase_node(node)
-    return True
 
 
 def is_usual(value: torch.Tensor | None) -> bool:

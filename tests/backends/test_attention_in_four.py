@@ -172,6 +172,15 @@ def test_our_kernel_computes_them() -> None:
     assert_regions(compiled, ("attention", "mha", len(CHANGED), len(CHANGED)))
 
 
+@pytest.mark.parametrize("shape", [(0, QUERIES), (6, 0)], ids=str)
+def test_nothing_at_all(shape: tuple[int, int]) -> None:
+    texts, queries = shape
+    compiled = compile_at("O2", attend)
+    keys = torch.randn(texts, KEYS, SIZE)
+    with torch.no_grad(), every_row_applies():
+        assert compiled(torch.randn(texts, queries, SIZE), keys, keys).shape == (*shape, SIZE)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_in_half_precision(dtype: torch.dtype) -> None:
     model = Of(lambda m, q, k, v: attend(q, k, v))
@@ -181,14 +190,16 @@ def test_in_half_precision(dtype: torch.dtype) -> None:
     assert_regions(compiled, ("attention", "mha", 1, 1))
 
 
-def test_lengths_and_texts_that_change() -> None:
+@pytest.mark.parametrize("heads", [(), (1, 1, 1), (6, 1, 1)], ids=str)
+def test_lengths_and_texts_that_change(heads: tuple[int, ...]) -> None:
     model = Of(lambda m, q, k, v: attend(q, k, v))
     with every_row_applies():
         compiled = compile_at("O2", model)
         for texts, length in ((3, 19), (5, 40), (4, 33)):
-            tensors = [torch.randn(texts, length, SIZE) for _ in range(3)]
+            each = [(number,) for number in heads] or [()] * 3
+            tensors = [torch.randn(texts, *one, length, SIZE) for one in each]
             for tensor in tensors:
                 torch._dynamo.mark_dynamic(tensor, 0)
-                torch._dynamo.mark_dynamic(tensor, 1)
+                torch._dynamo.mark_dynamic(tensor, tensor.dim() - 2)
             hold(compiled, model, *tensors, where=f"{texts} x {length}")
     assert_regions(compiled, ("attention", "mha", 1, 3))
