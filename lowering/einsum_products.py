@@ -39,12 +39,16 @@ def is_einsum(node: fx.Node) -> bool:
 
 
 def write(graph: fx.Graph, einsum: fx.Node) -> Written | None:
-    """Nothing where it is not one product: several labels of rows, a sum over one operand alone."""
+    """Nothing where it is not one product (several labels of rows, a sum over one operand alone) or
+    where autocast gives another dtype."""
     equation, *operands = einsum.args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
     values = [value_of(operand) for operand in operands]
-    if not isinstance(equation, str) or len(values) != 2 or any(v is None for v in values):
+    whole = value_of(einsum)
+    if not isinstance(equation, str) or len(values) != 2 or whole is None:
+        return None
+    if any(value is None or value.dtype != whole.dtype for value in values):
         return None
     parsed = parse(equation, [value.dim() for value in values])
     product = None if parsed is None else _product(*parsed)

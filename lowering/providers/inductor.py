@@ -48,6 +48,7 @@ from lowering import (
 )
 from lowering.contract import Compiled, Probe, Provider, Region, RegionMaker, Request
 from lowering.graphs import clone, dump
+from lowering.regions.calls import has_transforms
 from lowering.regions.resampling import Resampling
 
 
@@ -88,10 +89,7 @@ def compile(request: Request) -> Compiled:
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     if _takes_attention(request):
-        graph = request.graph.graph
-        changed = attention_in_four.write(graph), unequal_heads.fill_up(graph)
-        if sum(changed) + spelled_attention.join(graph):
-            request.graph.recompile()
+        _write_as_calls(request.graph)
     request, ahead = from_weights.split(request)
     exact = clone(request.graph) if _takes_fewer_bits(request) else None
     request, ordered = before_autograd.lower(request)
@@ -177,6 +175,16 @@ def _layers_in_fewer_bits(graph: fx.Graph) -> list[tuple[int, str]]:
     target = reduced_linear.OPERATOR
     calls = graph.find_nodes(op="call_function", target=target)
     return [(inputs[call.args[1]], call.args[3]) for call in calls]
+
+
+def _write_as_calls(module: fx.GraphModule) -> None:
+    """All attention as calls that torch's kernel takes."""
+    graph = module.graph
+    if has_transforms(graph):  # values within them are of no use outside
+        return
+    changed = attention_in_four.write(graph), unequal_heads.fill_up(graph)
+    if sum(changed) + spelled_attention.join(graph):
+        module.recompile()
 
 
 def _takes_attention(request: Request) -> bool:

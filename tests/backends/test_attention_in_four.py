@@ -15,6 +15,7 @@ from lowering.regions.calls import name_of, value_of
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of
 from tests.support.regions import assert_regions, hold
+from tests.support.reports import assert_ran_as_planned
 
 Tensor = torch.Tensor
 attend = functional.scaled_dot_product_attention
@@ -179,6 +180,39 @@ def test_nothing_at_all(shape: tuple[int, int]) -> None:
     keys = torch.randn(texts, KEYS, SIZE)
     with torch.no_grad(), every_row_applies():
         assert compiled(torch.randn(texts, queries, SIZE), keys, keys).shape == (*shape, SIZE)
+
+
+def test_under_vmap_it_stays() -> None:
+    model = Of(lambda m, q, k, v: torch.vmap(attend, in_dims=(0, None, None))(q, k, v))
+    with every_row_applies():
+        compiled = compile_at("O2", model)
+        hold(compiled, model, *qkv((4, 6), (6,)))
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.parametrize("function", ["call", "products", "einsums"])
+def test_under_autocast(function: str) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v)
+
+    def products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+    def einsums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = torch.einsum("bid,bjd->bij", q, k).softmax(-1)
+        return torch.einsum("bij,bjd->bid", weights, v)
+
+    def under_autocast(*given: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return {"call": call, "products": products, "einsums": einsums}[function](*given)
+
+    given = qkv((6,))
+    with every_row_applies(), torch.no_grad():
+        compiled = compile_at("O2", under_autocast)
+        got, wanted = compiled(*given), under_autocast(*given)
+    assert got.dtype == wanted.dtype
+    torch.testing.assert_close(got, wanted, atol=0.03, rtol=0.03)
+    assert_ran_as_planned(compiled, "O2")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
