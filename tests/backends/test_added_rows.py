@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from tests.support.compiling import compile_at
+from tests.support.compiling import compile_at, threads
 from tests.support.modules import Of
 from tests.support.numerics import assert_contract
 from tests.support.regions import hold, no_cached_graphs
@@ -17,6 +18,12 @@ from tests.support.reports import assert_ran_as_planned
 
 Tensor = torch.Tensor
 PLACES, ROWS, SIZE = 40, 3000, 64
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["one thread", "two threads"])
+def team(request: pytest.FixtureRequest) -> Iterator[int]:
+    with threads(request.param):
+        yield request.param
 
 
 def places(count: int = ROWS) -> Tensor:
@@ -70,11 +77,12 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", ADDED)
-def test_torchs_kernel_adds(name: str) -> None:
+def test_torchs_kernel_adds(name: str, team: int) -> None:
+    """One thread adds in a loop of Inductor's, without atomic additions."""
     model, given = model_of(ADDED[name]), inputs()
     code = code_of(model, *given)
     assert "atomic_add" not in code
-    assert "scatter" in code
+    assert ("scatter" in code) == (team > 1)
     compiled = compile_at("O2", model)
     hold(compiled, model, *given)
     assert_ran_as_planned(compiled, "O2")

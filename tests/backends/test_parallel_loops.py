@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from tests.support.compiling import compile_at
+from tests.support.compiling import compile_at, threads
 from tests.support.modules import Of
 from tests.support.regions import hold, no_cached_graphs
 from tests.support.reports import assert_ran_as_planned
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    with threads(2):
+        yield
 
 
 @pytest.mark.parametrize("few", [1, 3, 8, 15, 16, 40])

@@ -71,3 +71,14 @@ def _rows_of_the_cpu(**changes: Any) -> Iterator[None]:
             yield  # nor is any convolution left to torch for where its images lie
     finally:
         install(shipped)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """What Inductor generates depends on it; a test process may have one thread only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
