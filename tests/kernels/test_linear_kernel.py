@@ -38,6 +38,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
 SIZES = [
     (1, 1, 1), (1, 7, 3), (2, 64, 64), (3, 17, 33), (5, 1, 9), (7, 129, 65), (33, 31, 100),
     (65, 300, 17), (130, 513, 129), (1, 600, 257), (0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0),
+    (23, 1024, 70), (200, 4096, 130),  # rows that crowd the cache, in place or copied
 ]  # fmt: skip
 RANKS = [(13,), (3, 13), (2, 3, 13), (2, 1, 3, 13), (2, 0, 13)]
 
