@@ -13,20 +13,23 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowering.convolution_members import members
 from lowering.convolution_steps import (
+    ACT,
     AFTER,
-    NAMES,
+    BEFORE,
     PADDING,
     PREVIOUS,
     STRIDE,
+    TIMES,
     Kind,
     Member,
     Members,
     is_convolution,
-    members,
     sides,
 )
 from lowering.graphs import same_sizes
+from lowering.regions.weights import Stays
 
 aten = torch.ops.aten
 _NOTHING = -1
@@ -34,22 +37,23 @@ _NOTHING = -1
 _MAY_BE_LAST = (Kind.CONVOLUTION, Kind.MEAN)
 
 
-def join(graph: fx.Graph) -> list[str]:
+def join(graph: fx.Graph, stays: Stays) -> list[str]:
     """Replace every group of convolutions of which only the last one is read by others; returns
     what else is in the groups."""
     for node in list(graph.nodes):
         if is_convolution(node):
             _take_padding(graph, node)
-    found = members(graph)
+    found = members(graph, stays)
+    ours = {node for member in found.values() for node in (member.node, *member.inner)}
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        _take_sum(graph, node, found)
-    found = members(graph)
-    kinds: set[Kind] = set()
+        _take_sum(graph, node, ours)
+    found = members(graph, stays)
+    kinds: set[tuple[Kind, str]] = set()
     for group in _groups(graph, found):
         if len(group) > 1 and any(is_convolution(node) for node in group):
             _replace(graph, _in_order(group, found))
-            kinds |= {found[node].kind for node in group}
-    return [NAMES[kind] for kind in sorted(kinds) if kind in NAMES]
+            kinds |= {(found[node].kind, found[node].name) for node in group}
+    return [name for _, name in sorted(kinds) if name]
 
 
 def _replace(graph: fx.Graph, group: Sequence[Member]) -> None:
@@ -88,19 +92,25 @@ def _take_padding(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(padded)
 
 
-def _take_sum(graph: fx.Graph, node: fx.Node, found: Members) -> None:
-    """A residual of which a convolution reads some channels only: regions want equal strides."""
+def _take_sum(graph: fx.Graph, node: fx.Node, ours: set[fx.Node]) -> None:
+    """A residual of which a convolution reads some channels only (regions want equal strides), or
+    the second one behind a convolution."""
     if node.kwargs or not all(isinstance(part, fx.Node) for part in node.args):
         return
     parts: Any = node.args
     other, last = sorted(parts)
-    if other not in found or not is_convolution(last) or last.kwargs or len(last.users) > 1:
+    if other not in ours or not is_convolution(last) or last.kwargs or len(last.users) > 1:
         return
     sizes = [part.meta["val"].shape for part in parts]
-    if last.args[AFTER] is None and other is not last and same_sizes(*sizes):
-        last.update_arg(AFTER, other)
-        node.replace_all_uses_with(last)
-        graph.erase_node(node)
+    if other is last or not same_sizes(*sizes):
+        return
+    if last.args[AFTER] is not None:
+        if last.args[ACT] or last.args[BEFORE] is not None or last.args[TIMES] is not None:
+            return
+        last.update_arg(BEFORE, last.args[AFTER])
+    last.update_arg(AFTER, other)
+    node.replace_all_uses_with(last)
+    graph.erase_node(node)
 
 
 # In the order in which they are found: whatever reads a member is before it, so the last one of all

@@ -8,6 +8,7 @@ and infinities are lost.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,28 @@ def computed() -> Iterator[None]:
         replaced(folder, "_add_peephole_patterns", _folding),
     ):
         yield
+
+
+def leave_out_sums(graph: fx.Graph) -> None:
+    """`x + 0` where branches are summed up from zero on: of what a convolution or a BatchNorm
+    makes, in which nobody counts on the sign of a zero."""
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        source, more = node.args
+        if node.kwargs or type(more) not in (int, float) or more or _is_handed_out(node):
+            continue
+        if source.meta["val"].dtype == node.meta["val"].dtype and _sums_products(source):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _sums_products(node: Any) -> bool:
+    while isinstance(node, fx.Node) and node.target is aten.add.Tensor:
+        node = node.args[0]
+    maker: Any = node.args[0] if node.target is operator.getitem else node
+    return maker.target in (
+        aten.convolution.default,
+        aten._native_batch_norm_legit_no_training.default,
+    )
 
 
 def _removing(remove: Callable[..., None]) -> Callable[..., None]:

@@ -231,12 +231,13 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     """`lower` an inference graph; where its memory shows, it lies as it would have without us."""
     strides = outputs.strides(module.graph)
     stands_for: dict[fx.Node, fx.Node] = {}
-    taken = lower(module.graph, request, static_inputs(module.graph), stands_for)
+    names = static_inputs(module.graph)
+    taken = lower(module.graph, request, names, stands_for)
     moved = [region for region in taken if not region.left]
     if any(region.name in _LAY_OUT_OTHERWISE for region in moved):
         outputs.put_back(module, strides, stands_for, group_norm.put_right)
     wide_images.keep(module.graph)
-    for name in convolution_groups.join(module.graph):
+    for name in convolution_groups.join(module.graph, weights.Stays(names)):
         (ours,) = [one for one in taken if (one.name, one.provider) == _OUR_CONVOLUTIONS]
         ours.detail = _with(ours.detail, [name])
     if linear_groups.join(module.graph):

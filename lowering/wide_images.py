@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering.convolution_steps import is_convolution, may_stand_between
+from lowering.convolution_members import may_stand_between
+from lowering.convolution_steps import is_convolution
 from lowering.graphs import call
 from lowering.regions.widening import narrowed
 

@@ -44,12 +44,15 @@ inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, co
 
 // The factors and shifts of a norm that stands alone.
 inline PackedPtr packed_norm(const Norm& norm, int64_t channels) {
-  for (const Tensor* each : {&norm.weight, &norm.bias, &norm.mean, &norm.var})
-    TORCH_CHECK(!each->defined() || each->numel() == channels, "a tensor of ", each->sizes(),
-                " for a norm of ", channels, " channels");
+  std::vector<Tensor> from;
+  for (const Tensor* each : {&norm.mean, &norm.var, &norm.weight, &norm.bias}) {
+    if (!each->defined()) continue;
+    TORCH_CHECK(each->numel() == channels || (each->numel() == 1 && !norm.mean.defined()),
+                "a tensor of ", each->sizes(), " for a norm of ", channels, " channels");
+    from.push_back(*each);
+  }
   const uint64_t form = 1ull << 42;
-  const Tensor from[] = {norm.mean, norm.var, norm.weight, norm.bias};
-  return weights().get(from, norm.recipe(form), [&] {
+  return weights().get(from, norm.recipe(form + static_cast<uint64_t>(channels)), [&] {
     FoldedNorm folded(Tensor(), norm, channels);
     auto packed = std::make_shared<Packed>(channels);
     std::copy(folded.scale.begin(), folded.scale.end(), packed->weight.data());
@@ -63,6 +66,14 @@ inline ChannelNorm channel_norm(const PackedPtr& packed) {
   return {packed->weight.data(), packed->bias.data()};
 }
 
+inline void check_beside(const Layer& layer, int64_t pixels, int64_t channels,
+                         const Values& values) {
+  for (const int64_t value : {layer.before, layer.times, layer.after})
+    TORCH_CHECK(value < 0 || (values[value].pixels() == pixels && values[value].channels() == channels),
+                "an image of ", at::IntArrayRef(values[value].sizes), " beside one of ", channels,
+                " channels and ", pixels, " pixels");
+}
+
 // Generated code does not compare sizes for us (lowering/input_checks.py).
 inline void check(const Layer& layer, const ConvShape& s, const Values& values) {
   TORCH_CHECK(s.groups > 0 && s.co % s.groups == 0 && layer.weight.size(1) * s.groups == s.ci,
@@ -72,10 +83,7 @@ inline void check(const Layer& layer, const ConvShape& s, const Values& values) 
   for (const Tensor* each : {&layer.bias, &norm.weight, &norm.bias, &norm.mean, &norm.var})
     TORCH_CHECK(!each->defined() || each->numel() == s.co, "a tensor of ", each->sizes(), " for ",
                 s.co, " outputs");
-  for (const int64_t value : {layer.before, layer.times, layer.after})
-    TORCH_CHECK(value < 0 || (values[value].pixels() == s.pixels() && values[value].channels() == s.co),
-                "an image of ", at::IntArrayRef(values[value].sizes), " beside one of ", s.co, " channels and ",
-                s.pixels(), " pixels");
+  check_beside(layer, s.pixels(), s.co, values);
 }
 
 inline const float* if_any(const std::vector<float>& numbers) {
@@ -142,8 +150,8 @@ class Layers {
         values_.alias(first, image(first).some(layers_[first].first_channel(),
                                                layers_[first].channels()));
         return 1;
-      case Kind::norm:
-        return norm(first);
+      case Kind::pointwise:
+        return pointwise(first);
       default:
         return window(first);
     }
@@ -199,25 +207,39 @@ class Layers {
     return 1;
   }
 
-  // A convolution of single pixels can do it on the way.
-  size_t norm(size_t index) {
+  size_t pointwise(size_t index) {
     const Layer& layer = layers_[index];
     const PlacedImage& x = image(index);
+    check_beside(layer, x.pixels(), x.channels(), values_);
     const PackedPtr packed = layer.norm.there() ? packed_norm(layer.norm, x.channels()) : nullptr;
-    Epilogue e;
-    e.act = static_cast<Act>(layer.act);
-    e.a = static_cast<float>(layer.a), e.b = static_cast<float>(layer.b);
-    const Limits limits(e);
-    if (packed != nullptr && limits.enough && is_read_alone_by_next(index)) {
-      const Layer& next = layers_[index + 1];
-      if (next.is_convolution() && next.factors < 0 && takes_prologue(shape(index + 1, x))) {
-        one(index + 1, shape(index + 1, x), x,
-            {nullptr, 0, channel_norm(packed), limits.low, limits.high});
-        return 2;
-      }
-    }
-    normalize_pixels(x, made(index, x), channel_norm(packed), e, threads());
+    const Epilogue e = epilogue_of<float>(layer, values_);
+    if (packed != nullptr && done_by_next(index, channel_norm(packed), e)) return 2;
+    const PlacedImage& y = made_over(index, x.sizes, {layer.image, layer.before, layer.times, layer.after});
+    pointwise_pass(x, y, channel_norm(packed), factors_of(index, x), e, threads());
     return 1;
+  }
+
+  // A convolution of single pixels can do a norm on the way.
+  bool done_by_next(size_t index, const ChannelNorm& norm, const Epilogue& e) {
+    const Layer& layer = layers_[index];
+    const Limits limits(e);
+    if (!limits.enough || layer.reads_beside() || layer.factors >= 0) return false;
+    if (!is_read_alone_by_next(index)) return false;
+    const Layer& next = layers_[index + 1];
+    const PlacedImage& x = image(index);
+    if (!next.is_convolution() || next.factors >= 0 || !takes_prologue(shape(index + 1, x)))
+      return false;
+    one(index + 1, shape(index + 1, x), x, {nullptr, 0, norm, limits.low, limits.high});
+    return true;
+  }
+
+  // Of the channels of the image that a layer reads.
+  ImageFactors factors_of(size_t index, const PlacedImage& x) const {
+    if (layers_[index].factors < 0) return {};
+    const PlacedImage& factors = values_[layers_[index].factors];
+    TORCH_CHECK(factors.pixels() == x.sizes[0] && factors.channels() == x.channels(), "factors of ",
+                at::IntArrayRef(factors.sizes), " for an image of ", at::IntArrayRef(x.sizes));
+    return {factors.data, factors.ld};
   }
 
   size_t window(size_t index) {
@@ -235,13 +257,11 @@ class Layers {
 
   size_t one(size_t index, const ConvShape& s) {
     const Layer& layer = layers_[index];
+    TORCH_CHECK(layer.factors < 0 || takes_prologue(s),
+                "factors of channels are for ungrouped convolutions of single pixels");
+    const ImageFactors factors = factors_of(index, image(index));
     Prologue before;
-    if (layer.factors >= 0) {
-      const PlacedImage& factors = values_[layer.factors];
-      TORCH_CHECK(takes_prologue(s) && factors.pixels() == s.n && factors.channels() == s.ci,
-                  "factors of channels are for ungrouped convolutions of single pixels");
-      before.factors = factors.data, before.ld_factors = factors.ld;
-    }
+    before.factors = factors.data, before.ld_factors = factors.ld;
     one(index, s, image(index), before);
     return 1;
   }
@@ -249,7 +269,10 @@ class Layers {
   void one(size_t index, ConvShape s, const PlacedImage& x, const Prologue& before) {
     const Layer& layer = layers_[index];
     const Way way = way_of(layer, s);
-    const PlacedImage& y = way == Way::plain ? made_over(index, s) : made(index, x);
+    const PlacedImage& y =
+        way == Way::plain && stores_once(s)
+            ? made_over(index, sizes_of(s), {layer.before, layer.times, layer.after})
+            : made(index, x);
     s.ldy = y.ld;
     if (s.values() == 0) return;
     if (way == Way::bfloat16) return by_products_of_bfloat16(layer, s, x, y, before);
@@ -320,17 +343,16 @@ class Layers {
     return values_.make(index, sizes_behind(x.sizes, layers_[index]));
   }
 
-  // In place of an image beside it, where each number of that is read just before one is stored: to read
-  // one image and write another takes as long as the products of few channels do.
-  const PlacedImage& made_over(size_t index, const ConvShape& s) {
-    const Layer& layer = layers_[index];
-    if (stores_once(s))
-      for (const int64_t beside : {layer.before, layer.times, layer.after})
-        if (values_.may_be_written_over(beside, index, sizes_of(s))) {
-          values_.alias(index, values_[beside]);
-          return values_[values_.number_of(index)];
-        }
-    return values_.make(index, sizes_of(s));
+  // In place of one of these images, where each number of that is read just before one is stored: to
+  // read one image and write another takes as long as the products of few channels do.
+  const PlacedImage& made_over(size_t index, const std::array<int64_t, 4>& sizes,
+                               std::initializer_list<int64_t> images) {
+    for (const int64_t image : images)
+      if (values_.may_be_written_over(image, index, sizes)) {
+        values_.alias(index, values_[image]);
+        return values_[values_.number_of(index)];
+      }
+    return values_.make(index, sizes);
   }
 
   static std::array<int64_t, 4> sizes_of(const ConvShape& s) { return {s.n, s.co, s.oh, s.ow}; }

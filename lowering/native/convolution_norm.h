@@ -13,7 +13,8 @@ struct Norm {
   Tensor weight, bias, mean, var;
   double eps;
 
-  bool there() const { return mean.defined(); }
+  // Without statistics it is a factor and a shift of each channel, or of all of them.
+  bool there() const { return mean.defined() || weight.defined() || bias.defined(); }
 
   // One weight may stand before several norms, each of which gives a form of its own.
   uint64_t recipe(uint64_t form) const {
@@ -37,7 +38,8 @@ struct FoldedNorm {
       bias.resize(outputs);
       for (int64_t c = 0; c < outputs; c++) {
         const auto at = [c](const Tensor& t, double otherwise) {
-          return t.defined() ? static_cast<double>(t.const_data_ptr<float>()[c]) : otherwise;
+          if (!t.defined()) return otherwise;
+          return static_cast<double>(t.const_data_ptr<float>()[t.numel() == 1 ? 0 : c]);
         };
         const double factor = at(gain, 1.0) / std::sqrt(at(var, 1.0) + norm.eps);
         scale[c] = static_cast<float>(factor);

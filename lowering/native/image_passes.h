@@ -1,4 +1,4 @@
-// What is done to images pixel by pixel: copies, norms and activations.
+// What is done to images pixel by pixel: copies, norms, activations, sums and products.
 #pragma once
 
 #include "channel_norm.h"
@@ -6,7 +6,7 @@
 
 namespace kd {
 
-// change(vector, channel, lanes) of all vectors of channels of all pixels, on several threads.
+// change(pixel) is a function of (vector, channel, lanes) for all vectors of that pixel's channels.
 template <class Change>
 void change_pixels(const PlacedImage& x, const PlacedImage& y, int threads, const Change& change) {
   constexpr int64_t pixels_of_item = 64;
@@ -19,27 +19,56 @@ void change_pixels(const PlacedImage& x, const PlacedImage& y, int threads, cons
     for (int64_t pixel = some.begin; pixel < some.end; pixel++) {
       const float* from = x.data + pixel * x.ld;
       float* to = y.data + pixel * y.ld;
+      const auto changed = change(pixel);
       int64_t c = 0;
-      for (; c + kLanes <= channels; c += kLanes) store(to + c, change(load(from + c), c, kLanes));
+      for (; c + kLanes <= channels; c += kLanes) store(to + c, changed(load(from + c), c, kLanes));
       const int left = static_cast<int>(channels - c);
-      if (left > 0) store_first(to + c, change(load_first(from + c, left), c, left), left);
+      if (left > 0) store_first(to + c, changed(load_first(from + c, left), c, left), left);
     }
   });
 }
 
 inline void copy_pixels(const PlacedImage& x, const PlacedImage& y, int threads) {
-  change_pixels(x, y, threads, [](vec v, int64_t, int) { return v; });
+  change_pixels(x, y, threads,
+                [](int64_t) { return [](vec v, int64_t, int) { return v; }; });
 }
 
-// y = act(scale * x + shift); no scale: an activation alone.
-inline void normalize_pixels(const PlacedImage& x, const PlacedImage& y, const ChannelNorm& norm,
-                             const Epilogue& e, int threads) {
+// A row of numbers, if there is one: one for each channel of a pixel.
+struct RowIfAny {
+  const float* data;
+
+  template <class Use>
+  __attribute__((always_inline)) vec apply(vec v, int64_t c, int lanes, const Use& use) const {
+    if (data == nullptr) return v;
+    return use(v, lanes == kLanes ? load(data + c) : load_first(data + c, lanes));
+  }
+};
+
+// Factors of each image's channels, `ld` from an image to the next.
+struct ImageFactors {
+  const float* data = nullptr;
+  int64_t ld = 0;
+};
+
+// y = act((scale * x + shift) * factors + before) * times + after, of which only x has to be there. y
+// may lie where one of the operands does. The epilogue has no bias.
+inline void pointwise_pass(const PlacedImage& x, const PlacedImage& y, const ChannelNorm& norm,
+                           const ImageFactors& factors, const Epilogue& e, int threads) {
+  const int64_t of_image = std::max<int64_t>(x.sizes[2] * x.sizes[3], 1);
+  const auto times = [](vec v, vec row) { return v * row; };
+  const auto plus = [](vec v, vec row) { return v + row; };
   with_activation(e.act, [&](auto act) {
-    if (norm.scale == nullptr)
-      return change_pixels(x, y, threads,
-                           [&](vec v, int64_t, int) { return activate(act(), v, e.a, e.b); });
-    change_pixels(x, y, threads, [&](vec v, int64_t c, int lanes) {
-      return activate(act(), norm.of(v, c, lanes), e.a, e.b);
+    change_pixels(x, y, threads, [&](int64_t pixel) {
+      const Epilogue at = e.at(pixel, 0);
+      const RowIfAny of_channels{factors.data ? factors.data + pixel / of_image * factors.ld : nullptr};
+      return [&norm, &times, &plus, act, at, of_channels](vec v, int64_t c, int lanes) {
+        if (norm.scale != nullptr) v = norm.of(v, c, lanes);
+        v = of_channels.apply(v, c, lanes, times);
+        v = RowIfAny{at.before}.apply(v, c, lanes, plus);
+        v = activate(act(), v, at.a, at.b);
+        v = RowIfAny{at.times}.apply(v, c, lanes, times);
+        return RowIfAny{at.after}.apply(v, c, lanes, plus);
+      };
     });
   });
 }

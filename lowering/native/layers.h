@@ -14,7 +14,7 @@ enum class Kind : int64_t {
   mean,             // of each channel's pixels
   part,             // copies it into some channels of a larger image
   slice,            // some of its channels
-  norm,             // a factor and a shift for each channel, if it has statistics, and an activation
+  pointwise,        // of each pixel: a norm, if it has statistics, and what an epilogue does
   largest,          // of a window
   average,          // of a window, with zeros around the image
   average_inside,   // of what the image has of a window
@@ -99,7 +99,7 @@ inline std::array<int64_t, 4> sizes_behind(at::IntArrayRef image, const Layer& l
     case Kind::part:
     case Kind::slice:
       return {image[0], layer.channels(), image[2], image[3]};
-    case Kind::norm:
+    case Kind::pointwise:
       return {image[0], image[1], image[2], image[3]};
     default:
       const ConvShape s = shape_of(image, layer);

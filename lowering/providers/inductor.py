@@ -240,6 +240,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
             )
         else:
             extremes.put_right(module.graph)
+            neutral_constants.leave_out_sums(module.graph)
             taken.extend(region_pass.lower_inference(module, request))
             convolution_inputs.lay_out(module.graph)
         if vocabulary.holds_norms(module.graph):

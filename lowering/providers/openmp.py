@@ -21,7 +21,7 @@ from lowering.convolution_steps import Way
 from lowering.native import library
 from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.convolution import Convolution
-from lowering.regions.epilogue import Abilities, Epilogue
+from lowering.regions.epilogue import ACTIVATIONS, Abilities, Epilogue
 from lowering.regions.group_norm import GroupNorm
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
@@ -31,12 +31,7 @@ from lowering.regions.softmax import Softmax
 from lowering.regions.transposed_convolution import TransposedConvolution
 from lowering.regions.widening import narrowed, widened
 
-# In the order of `enum class Act` in native/epilogue.h.
-_ACTIVATIONS = (
-    "none relu gelu_erf gelu_tanh silu tanh sigmoid hardswish hardsigmoid clamp leaky_relu elu"
-).split()
-
-ABILITIES = Abilities(frozenset(_ACTIVATIONS) - {"none"}, before=True, times=True, after=True)
+ABILITIES = Abilities(frozenset(ACTIVATIONS) - {"none"}, before=True, times=True, after=True)
 
 
 def probe() -> Probe:
@@ -259,7 +254,7 @@ def _widened_beside(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
 
 def _activation(epilogue: Epilogue) -> tuple[int, float, float]:
     act = epilogue.activation
-    return _ACTIVATIONS.index(act.name), float(act.a), float(act.b)
+    return ACTIVATIONS.index(act.name), float(act.a), float(act.b)
 
 
 PROVIDER = Provider(

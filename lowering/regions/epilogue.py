@@ -17,6 +17,11 @@ from lowering.graphs import same_sizes
 
 aten = torch.ops.aten
 
+# In the order of `enum class Act` in native/epilogue.h.
+ACTIVATIONS = (
+    "none relu gelu_erf gelu_tanh silu tanh sigmoid hardswish hardsigmoid clamp leaky_relu elu"
+).split()
+
 
 @dataclass(frozen=True)
 class Activation:

@@ -88,7 +88,7 @@ def test_what_is_between_convolutions(kind: Kind) -> None:
     parts = [Step(Kind.PART, 0, extent=(0, 7)), Step(Kind.PART, 1, 2, extent=(2, 7))]
     extent = {Kind.SLICE: (3, 4), Kind.PART: (0, 7), Kind.CONVOLUTION: (0, 0)}.get(kind, (2, 3))
     weight = torch.randn(7, 1, 3, 3) if kind is Kind.CONVOLUTION else None
-    tensors = [weight, None, *(norm_of(7) if kind is Kind.NORM else [None] * 4)]
+    tensors = [weight, None, *(norm_of(7) if kind is Kind.POINTWISE else [None] * 4)]
     window = [2, 2, 0, 1, 1, 0, 1, 1]
     last = Step(kind, 3, tensors=tensors, window=window, groups=7, extent=extent)
     behind = [Step(Kind.MEAN, 4)] if kind is Kind.SLICE else []  # which is not the last one
