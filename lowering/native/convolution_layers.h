@@ -44,15 +44,17 @@ inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, co
 
 // The factors and shifts of a norm that stands alone.
 inline PackedPtr packed_norm(const Norm& norm, int64_t channels) {
-  std::vector<Tensor> from;
+  c10::SmallVector<Tensor, 4> from;
+  uint64_t there = 0;  // a bit each: one tensor alone may be a scale here and a shift there
   for (const Tensor* each : {&norm.mean, &norm.var, &norm.weight, &norm.bias}) {
+    there = there << 1 | each->defined();
     if (!each->defined()) continue;
     TORCH_CHECK(each->numel() == channels || (each->numel() == 1 && !norm.mean.defined()),
                 "a tensor of ", each->sizes(), " for a norm of ", channels, " channels");
     from.push_back(*each);
   }
-  const uint64_t form = 1ull << 42;
-  return weights().get(from, norm.recipe(form + static_cast<uint64_t>(channels)), [&] {
+  const uint64_t form = (1ull << 42) + static_cast<uint64_t>(channels) * 16 + there;
+  return weights().get(from, norm.recipe(form), [&] {
     FoldedNorm folded(Tensor(), norm, channels);
     auto packed = std::make_shared<Packed>(channels);
     std::copy(folded.scale.begin(), folded.scale.end(), packed->weight.data());

@@ -80,6 +80,7 @@ CASES: dict[str, Callable[..., Tensor]] = {
     "scale and shift": lambda m, a, b, c: functional.relu(c * m.one + m.each) + a,
     "shift alone": lambda m, a, b, c: c + m.each,
     "two scales": lambda m, a, b, c: c * m.one * m.each,
+    "one weight as a scale and as a shift": lambda m, a, b, c: torch.tanh(c * m.each) + m.each,
     "norm and scale": lambda m, a, b, c: m.norm(c) * m.each + a,
     "read twice": lambda m, a, b, c: (a + c) * functional.relu(a + c) + functional.tanh(b),
 }
