@@ -60,7 +60,7 @@ def split(request: Request) -> tuple[Request, Ahead]:
         return request, Ahead()
     names = [node.name for node in request.graph.graph.find_nodes(op="placeholder")]
     try:
-        found = find(request.graph, {names[i] for i in _stays(request)})
+        found = find(request.graph, weights(request))
         part = None if found is None else _part(found, names, row)
     except Exception as error:  # noqa: BLE001  (a graph that we cannot read is whole without us)
         return request, Ahead(notes=[f"what depends on weights alone stays where it is: {error!r}"])
@@ -84,12 +84,15 @@ def _part(found: Found, names: Sequence[str], row: CapabilityRow) -> tuple[Ahead
     return Ahead([_region(found, layouts, row)], values), layouts
 
 
-def _stays(request: Request) -> Iterator[int]:
-    """Not inference tensors: whether those have changed cannot be told."""
-    for i in request.stays:
-        example = request.example_inputs[i]
-        if isinstance(example, Tensor) and not example.is_inference():
-            yield i
+def weights(request: Request) -> set[str]:
+    """Inputs by their names. Not inference tensors: whether those have changed cannot be told."""
+    placeholders = request.graph.graph.find_nodes(op="placeholder")
+    examples = {placeholders[i].name: request.example_inputs[i] for i in request.stays}
+    return {
+        name
+        for name, example in examples.items()
+        if isinstance(example, Tensor) and not example.is_inference()
+    }
 
 
 def _layout(value: Any) -> _Layout:

@@ -64,17 +64,17 @@ def _sample(tensor: torch.Tensor) -> memoryview:
     return memoryview(memory).cast("B").cast("I")[:: max(1, words // _SAMPLES) | 1]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    recipe: Hashable
-    sources: tuple[_Source, ...]
-    packed: Any
+class _Sources:
+    """All tensors that went into a packed form."""
 
-    def holds(self, tensors: tuple[torch.Tensor, ...], recipe: Hashable) -> bool:
+    def __init__(self, tensors: tuple[torch.Tensor, ...], gone: Callable[[Any], None]) -> None:
+        self._each = tuple(_Source(tensor, gone) for tensor in tensors)
+
+    def are(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """In one piece: this runs in every call of every region."""
-        if self.recipe != recipe or len(self.sources) != len(tensors):
+        if len(self._each) != len(tensors):
             return False
-        for source, tensor in zip(self.sources, tensors, strict=True):
+        for source, tensor in zip(self._each, tensors, strict=True):
             if (
                 source.tensor() is not tensor
                 or source.version != tensor._version
@@ -85,6 +85,42 @@ class _Entry:
             ):
                 return False
         return True
+
+
+class _ManySources:
+    """The same, by the library of our kernels, which compares ten in the time of one."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...], gone: Callable[[Any], None]) -> None:
+        self._alive = [weakref.ref(tensor, gone) for tensor in tensors]
+        self._number = torch.ops.kernel_dispatch.watch(tensors)
+        weakref.finalize(self, torch.ops.kernel_dispatch.forget.default, self._number)
+
+    def are(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        unchanged: bool = torch.ops.kernel_dispatch.unchanged.default(self._number, tensors)
+        return unchanged
+
+
+_MANY = 4
+
+
+def _sources(
+    tensors: tuple[torch.Tensor, ...], gone: Callable[[Any], None]
+) -> _Sources | _ManySources:
+    from lowering.native import library
+
+    many = len(tensors) >= _MANY and library.is_loaded()
+    many = many and all(tensor.device.type == "cpu" and tensor.nbytes >= 4 for tensor in tensors)
+    return (_ManySources if many else _Sources)(tensors, gone)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    recipe: Hashable
+    sources: _Sources | _ManySources
+    packed: Any
+
+    def holds(self, tensors: tuple[torch.Tensor, ...], recipe: Hashable) -> bool:
+        return self.recipe == recipe and self.sources.are(tensors)
 
 
 def out_in(weight: torch.Tensor, in_out: bool) -> torch.Tensor:
@@ -137,7 +173,7 @@ class PackedWeights:
             return found
         if any(tensor.is_inference() for tensor in tensors):
             # No version counter: a change in place could not be seen, so this holds for nothing.
-            return _Entry(recipe, (), make())
+            return _Entry(recipe, _Sources((), lambda _: None), make())
         return self._make(key, tensors, recipe, make)
 
     def _make(
@@ -151,8 +187,7 @@ class PackedWeights:
         def gone(_: Any) -> None:
             self._entries.pop(key, None)
 
-        sources = tuple(_Source(tensor, gone) for tensor in tensors)
-        entry = _Entry(recipe, sources, make())
+        entry = _Entry(recipe, _sources(tensors, gone), make())
         with self._lock:
             self.packed += 1
             self._entries[key] = entry

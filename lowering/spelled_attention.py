@@ -26,11 +26,17 @@ from torch.nn import functional
 from lowering import einsum_products, unequal_heads
 from lowering.attention_in_four import InFour, method, shared_leading
 from lowering.graphs import same_sizes
-from lowering.regions.calls import arguments, name_of, value_of
+from lowering.regions.calls import (
+    SAME_VALUE,
+    arguments,
+    is_no_dropout,
+    keeps_value,
+    name_of,
+    value_of,
+)
 
 _HIDES = -1e30  # from here on a number takes every bit of a score that is added to it
 _PRODUCTS = ("matmul", "bmm", "__matmul__")
-_SAME_VALUE = ("to", "float", "type_as", "contiguous")
 _RESHAPES = ("view", "reshape")
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift concat".split()
 _WRITING_OPERATORS = ("setitem", "delitem", *(f"i{name}" for name in _ARITHMETIC))
@@ -42,7 +48,7 @@ _STEPS = {
     **dict.fromkeys(("masked_fill", "masked_fill_"), "hide"),
     "where": "keep",
     **dict.fromkeys(("sub", "sub_", "isub", "subtract", "__sub__"), "subtract"),
-    **dict.fromkeys(_SAME_VALUE, "same"),
+    **dict.fromkeys(SAME_VALUE, "same"),
     **dict.fromkeys(_RESHAPES, "reshape"),
 }
 
@@ -143,7 +149,7 @@ def _behind(softmax: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
         if name_of(user) in _PRODUCTS:
             fits = _is_of_two(user) and user.args[0] is node and user.args[1] is not node
             return steps, user if fits else None
-        if not (_keeps_rows(user) or _keeps_values(user) or _is_no_dropout(user)):
+        if not (_keeps_rows(user) or keeps_value(user) or is_no_dropout(user)):
             break
         steps.append(user)
         node = user
@@ -154,13 +160,6 @@ def _is_of_two(node: fx.Node) -> bool:
     return len(node.args) == 2 and not node.kwargs
 
 
-def _keeps_values(node: fx.Node) -> bool:
-    if name_of(node) not in _SAME_VALUE or not node.args:
-        return False
-    before, after = value_of(node.args[0]), value_of(node)
-    return before is not None and after is not None and before.dtype == after.dtype
-
-
 def _keeps_rows(node: fx.Node) -> bool:
     if name_of(node) not in _RESHAPES or not node.args:
         return False
@@ -168,13 +167,6 @@ def _keeps_rows(node: fx.Node) -> bool:
     return (
         before is not None and after is not None and same_sizes(before.shape[-2:], after.shape[-2:])
     )
-
-
-def _is_no_dropout(node: fx.Node) -> bool:
-    if name_of(node) != "dropout":
-        return False
-    given = arguments(node, ("input", "p", "training"), {"p": 0.5, "training": True})
-    return given["training"] is False or given["p"] == 0
 
 
 def _is_over_keys(softmax: fx.Node) -> bool:
@@ -247,7 +239,7 @@ def _through(node: fx.Node, scores: _Scores) -> Any:
     """The operand that holds the scores, the other one noted; None: no attention as known here."""
     step = _STEPS.get(name_of(node), "")
     if step == "same":
-        return node.args[0] if _keeps_values(node) else None
+        return node.args[0] if keeps_value(node) else None
     if step == "reshape":
         return _through_reshape(node, scores)
     if not step or node.kwargs or len(node.args) != (3 if step in ("hide", "keep") else 2):

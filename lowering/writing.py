@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -53,6 +53,45 @@ def storage(tensor: torch.Tensor) -> int | None:
         return int(StorageWeakRef(tensor.untyped_storage()).cdata)
     except (NotImplementedError, RuntimeError):  # subclasses and sparse tensors have none
         return None
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Does it call what is not torch's, or what has graphs of its own?"""
+    if node.op != "call_function":
+        return node.op == "call_module"
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return False  # its schema tells
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return not str(target).startswith("aten.")
+    module = getattr(target, "__module__", None) or ""
+    known = module.split(".")[0] in ("torch", "_operator", "operator", "builtins", "math")
+    return isinstance(target, torch._ops.HigherOrderOperator) or not known
+
+
+def written_storages(module: fx.GraphModule) -> set[int | None]:
+    """What the graph writes into, or may."""
+    return storages(
+        target
+        for graph in graphs(module)
+        for node in graph.nodes
+        for target in maybe_written_by(node)
+    )
+
+
+def returned_storages(graph: fx.Graph) -> set[int | None]:
+    """What the caller gets, it may write into."""
+    return storages(given for end in graph.find_nodes(op="output") for given in end.all_input_nodes)
+
+
+def storages(nodes: Iterable[fx.Node]) -> set[int | None]:
+    values = (node.meta.get("example_value") for node in nodes)
+    return {None, *(storage(one) for value in values for one in tensors(value))}
+
+
+def maybe_written_by(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a node writes into; of opaque ones that is not known."""
+    return [*written_by(node), *(node.all_input_nodes if is_opaque(node) else ())]
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:

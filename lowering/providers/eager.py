@@ -13,6 +13,7 @@ from lowering import (
     before_autograd,
     direct_calls,
     from_weights,
+    merged_branches,
     group_norm,
     in_place,
     public_calls,
@@ -36,6 +37,7 @@ def compile(request: Request) -> Compiled:
     if request.training:  # autograd runs the graph itself, with gradients of gradients too
         others = tuple(row for row in request.region_rows if row.provider != PROVIDER.name)
         request = replace(request, region_rows=others)
+    merged = merged_branches.merge(request)
     request, ahead = from_weights.split(request)
     request, ordered = before_autograd.lower(request)
     if request.dump_folder:
@@ -45,8 +47,8 @@ def compile(request: Request) -> Compiled:
     else:
         compiled = Compiled(run=without_compiler.prepare(request.graph).forward)
     compiled.notes += ahead.notes
-    compiled.regions[:0] = [*ahead.regions, *ordered]
-    compiled.plain = not ahead.regions and all(region.left for region in compiled.regions)
+    compiled.regions[:0] = [*merged, *ahead.regions, *ordered]
+    compiled.plain = not merged and not ahead.regions and all(region.left for region in compiled.regions)
     compiled.run = before_autograd.counted(ahead.of(compiled.run), compiled.regions)
     return compiled
 
@@ -118,6 +120,7 @@ PROVIDER = Provider(
     early_regions={
         "resampling": RegionMaker(_resampled),
         "recurrent": RegionMaker(_recurrent, packed_element=lambda match: 0),
+        "branches": RegionMaker(None),
         "from_weights": RegionMaker(None),
     },
 )

@@ -25,6 +25,7 @@ from lowering import (
     elementary,
     extremes,
     from_weights,
+    merged_branches,
     image_layouts,
     input_checks,
     local_buffers,
@@ -90,6 +91,7 @@ def compile(request: Request) -> Compiled:
 
     if _takes_attention(request):
         _write_as_calls(request.graph)
+    merged = merged_branches.merge(request)
     request, ahead = from_weights.split(request)
     exact = clone(request.graph) if _takes_fewer_bits(request) else None
     request, ordered = before_autograd.lower(request)
@@ -97,7 +99,7 @@ def compile(request: Request) -> Compiled:
     config = config_of(request)
     if request.dump_folder:
         config["post_grad_custom_post_pass"] = dump_pass(request.dump_folder)
-    regions = [*ahead.regions, *ordered]
+    regions = [*merged, *ahead.regions, *ordered]
     more: dict[str, Any] = {}
     generate: Any = autotuning.or_without(_without_wrong_loops(compile_fx_inner), request.noted)
     inner_compile = generate

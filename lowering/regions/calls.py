@@ -9,6 +9,9 @@ import torch
 from torch import fx
 
 
+SAME_VALUE = ("to", "float", "type_as", "contiguous")  # unless it is another dtype
+
+
 def name_of(node: Any) -> str:
     """The name of the function or method that a node calls; empty for other nodes."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
@@ -36,3 +39,18 @@ def value_of(node: Any) -> Any:
 
 def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def keeps_value(node: fx.Node) -> bool:
+    """Its result is its first argument, or a copy of that."""
+    if name_of(node) not in SAME_VALUE or not node.args:
+        return False
+    before, after = value_of(node.args[0]), value_of(node)
+    return before is not None and after is not None and before.dtype == after.dtype
+
+
+def is_no_dropout(node: fx.Node) -> bool:
+    if name_of(node) != "dropout":
+        return False
+    given = arguments(node, ("input", "p", "training"), {"p": 0.5, "training": True})
+    return given["training"] is False or given["p"] == 0

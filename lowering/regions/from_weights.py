@@ -20,6 +20,7 @@ from lowering.regions.calls import has_transforms, name_of, value_of
 
 # Less is computed faster than its weights are asked whether they have changed.
 _LEAST_WORK = 4096  # numbers read and written
+_LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
 # A larger value must not be much larger than what it is made from: compressed weights stay so.
 _SMALL_BYTES = 1 << 20
 _GROWTH = 1.5
@@ -49,9 +50,9 @@ def find(module: fx.GraphModule, weights: Collection[str]) -> Found | None:
     candidates = {} if has_transforms(graph) else _candidates(graph, weights)
     if not candidates:
         return None
-    written = _written(module)
+    written = writing.written_storages(module)
     constants = _constants(graph, candidates, written)
-    values = _values(graph, constants, written | _returned(graph), _bytes(graph, weights))
+    values = _values(graph, constants, written | writing.returned_storages(graph), _bytes(graph, weights))
     if not values:
         return None
     return _found(graph, constants, values)
@@ -90,7 +91,7 @@ def _candidates(graph: fx.Graph, weights: Collection[str]) -> dict[fx.Node, Any]
         if node.op == "placeholder":
             takes = node.name in weights
         else:
-            takes = autocasts == 0 and not _is_opaque(node) and _all_in(found, node)
+            takes = autocasts == 0 and not writing.is_opaque(node) and _all_in(found, node)
         if takes and _is_plain(node.meta.get("example_value")):
             found[node] = None
             real = real or (node.op != "placeholder" and bool(node.all_input_nodes))
@@ -116,20 +117,6 @@ def _is_plain(value: Any) -> bool:
         and not value.is_neg()
         and all(isinstance(size, int) for size in value.shape)
     )
-
-
-def _is_opaque(node: fx.Node) -> bool:
-    """Does it call what is not torch's, or what has graphs of its own?"""
-    if node.op != "call_function":
-        return node.op == "call_module"
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return False  # its schema tells
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return not str(target).startswith("aten.")
-    module = getattr(target, "__module__", None) or ""
-    known = module.split(".")[0] in ("torch", "_operator", "operator", "builtins", "math")
-    return isinstance(target, torch._ops.HigherOrderOperator) or not known
 
 
 def _constants(
@@ -177,29 +164,6 @@ def _mode(value: Any) -> FakeTensorMode:
     return mode
 
 
-# --- what is written into, or the caller's -------------------------------------------------------
-
-
-def _written(module: fx.GraphModule) -> set[int | None]:
-    """Storages that the graph writes into, or may: of opaque nodes that is not known."""
-    nodes = [node for graph in writing.graphs(module) for node in graph.nodes]
-    touched = [target for node in nodes for target in writing.written_by(node)]
-    touched += [given for node in nodes if _is_opaque(node) for given in node.all_input_nodes]
-    return _storages(touched)
-
-
-def _returned(graph: fx.Graph) -> set[int | None]:
-    """What the caller gets, it may write into."""
-    return _storages(
-        given for end in graph.find_nodes(op="output") for given in end.all_input_nodes
-    )
-
-
-def _storages(nodes: Any) -> set[int | None]:
-    values = (node.meta.get("example_value") for node in nodes)
-    return {None, *(writing.storage(one) for value in values for one in writing.tensors(value))}
-
-
 # --- which of them are worth to be kept ----------------------------------------------------------
 
 
@@ -228,12 +192,19 @@ def _is_worth_it(
     node: fx.Node, constants: dict[fx.Node, _Constant], shared: Collection[int | None]
 ) -> bool:
     value, known = value_of(node), constants[node]
-    if value is None or not known.weights or known.work < _LEAST_WORK:
+    if value is None or not known.weights:
+        return False
+    if known.work < _LEAST_WORK and not _is_weight(node):
         return False
     made_from = sum(map(_size, known.weights))
     if _size(node) > max(_SMALL_BYTES, _GROWTH * made_from):
         return False
     return writing.storage(value) not in shared and _computing(node, constants) is not None
+
+
+def _is_weight(node: fx.Node) -> bool:
+    """Of a layer, which can pack what stays."""
+    return any(name_of(user) in _LAYERS and node in user.args[1:3] for user in node.users)
 
 
 def _computing(node: fx.Node, constants: dict[fx.Node, _Constant]) -> fx.Node | None:

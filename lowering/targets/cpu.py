@@ -491,6 +491,19 @@ TARGET = Target(
             "changed: BiT, whose weights are standardised, takes 38 ms where it took 77, since its "
             "convolutions can be packed then (measured: one thread of Zen 4, torch 2.13)",
         ),
+        CapabilityRow(
+            "cpu",
+            "eager",
+            "branches",
+            Level.O1,
+            priority=60,
+            dtypes=frozenset({"float32", "float64"}),
+            training=False,
+            subclasses=False,
+            early=True,
+            why="convolutions of one image that are summed up are one with the sum of their "
+            "kernels: TODO",
+        ),
         _resampling("inductor", Level.O2, 70, training=True, why=_COPIES),
         # In training from O2 on: at O1 autograd itself runs the graph, gradients of gradients too.
         _resampling("eager", Level.O1, 60, training=False, why=_NUMBER_BY_NUMBER),
