@@ -1,9 +1,9 @@
 """Convolutions of one image whose results are summed up, as one with the sum of their kernels.
 
 Networks that are trained in branches (RepVGG, MobileOne) are slow in them. Their authors merge the
-branches by a call of their own, after which the model can be trained no more, and which many who use
-them do not know of. Here nothing of the model changes: the summed kernels depend on weights alone,
-so that `from_weights` computes them once, and again when one of the weights changed.
+branches by a call of their own, which many who use them do not know of, and after which the model
+can be trained no more. Here nothing of the model changes: the summed kernels depend on weights
+alone, so that `from_weights` computes them once, and again when one of the weights changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.nn import functional
 from lowering import from_weights
 from lowering.contract import Region, Request
 from lowering.graphs import place
-from lowering.regions.branches import Merge, Sum, find
+from lowering.regions.branch import Merge
+from lowering.regions.branches import Sum, find
 from lowering.regions.calls import name_of, value_of
 
 REGION = "branches"
@@ -125,10 +126,10 @@ def _merged_kernels(
         if weight is None:
             weight = _identity(like, groups)
         at = places[2 * dims * i : 2 * dims * (i + 1)]
-        where = tuple(
+        where: list[Any] = [
             slice(first, first + step * (size - 1) + 1, step)
             for first, step, size in zip(at[::2], at[1::2], weight.shape[2:], strict=True)
-        )
+        ]
         kernel[(..., *where)] += weight * (factor * scale).reshape(-1, *[1] * (dims + 1))
     return kernel.to(like.dtype), shift.to(like.dtype)
 

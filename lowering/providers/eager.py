@@ -13,9 +13,9 @@ from lowering import (
     before_autograd,
     direct_calls,
     from_weights,
-    merged_branches,
     group_norm,
     in_place,
+    merged_branches,
     public_calls,
     recurrent,
     resampled,
@@ -48,7 +48,9 @@ def compile(request: Request) -> Compiled:
         compiled = Compiled(run=without_compiler.prepare(request.graph).forward)
     compiled.notes += ahead.notes
     compiled.regions[:0] = [*merged, *ahead.regions, *ordered]
-    compiled.plain = not merged and not ahead.regions and all(region.left for region in compiled.regions)
+    compiled.plain = (
+        not merged and not ahead.regions and all(region.left for region in compiled.regions)
+    )
     compiled.run = before_autograd.counted(ahead.of(compiled.run), compiled.regions)
     return compiled
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 
-
 SAME_VALUE = ("to", "float", "type_as", "contiguous")  # unless it is another dtype
 
 

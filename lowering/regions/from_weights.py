@@ -52,7 +52,9 @@ def find(module: fx.GraphModule, weights: Collection[str]) -> Found | None:
         return None
     written = writing.written_storages(module)
     constants = _constants(graph, candidates, written)
-    values = _values(graph, constants, written | writing.returned_storages(graph), _bytes(graph, weights))
+    values = _values(
+        graph, constants, written | writing.returned_storages(graph), _bytes(graph, weights)
+    )
     if not values:
         return None
     return _found(graph, constants, values)

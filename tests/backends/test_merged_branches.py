@@ -209,7 +209,7 @@ def test_channels_last() -> None:
         assert compiled(x).stride() == model(x).stride()
 
 
-# --- weights that change -----------------------------------------------------------------------------
+# --- weights that change ------------------------------------------------------------------------
 
 
 def load_state_dict(model: nn.Module) -> None:
@@ -255,7 +255,7 @@ def test_training_keeps_its_branches(level: str) -> None:
     assert "branches" not in regions(compiled)
 
 
-# --- what stays as it is ----------------------------------------------------------------------------
+# --- what stays as it is -----------------------------------------------------------------------
 
 
 def written_between(m: Branches, x: Tensor) -> Tensor:
@@ -283,6 +283,13 @@ def into_the_image(m: Branches, x: Tensor) -> Tensor:
     return y
 
 
+def into_the_image_twice(m: Branches, x: Tensor) -> Tensor:
+    y = torch.sin(x)
+    z = y.add_(1)
+    z += m.three(x)
+    return (z + m.one(x)) * y.mean()
+
+
 def a_view_of_it(m: Branches, x: Tensor) -> Tensor:
     return (m.three(x) + m.one(x)[:, :1]) * 2
 
@@ -293,6 +300,7 @@ APART: dict[str, Callable[..., Tensor]] = {
     "one is read elsewhere": read_twice,
     "a sum into the image": into_the_image,
     "a sum that is broadcast": a_view_of_it,
+    "sums into what is read elsewhere": into_the_image_twice,
     "another distance": lambda m, x: m.three(x) + torch.add(m.one(x), m.other(x), alpha=2),
     "an activation between": lambda m, x: m.three(x) + m.one(x).relu(),
     "of different images": lambda m, x: m.three(x) + m.one(x.sin()),
