@@ -118,7 +118,9 @@ def _normed(node: fx.Node, stays: Collection[fx.Node]) -> Branch | None:
         inner = Branch(given["input"])
     norm = Norm(*(given[name] for name in (*_NORM[1:5], "eps")))
     needed, optional = norm[:2], norm[2:4]
-    if given["training"] or not _all_stay([*needed, *(one for one in optional if one is not None)], stays):
+    if given["training"] or not _all_stay(
+        [*needed, *(one for one in optional if one is not None)], stays
+    ):
         return None
     return replace(inner, norm=norm, nodes=(*inner.nodes, node))
 
@@ -182,8 +184,8 @@ def merged(branches: list[Branch]) -> tuple[list[Merge], list[Branch]]:
         places = [(branch, _places(branch, largest)) for branch in others]
         fitting = [(largest, [0, 1] * len(window.size))]
         fitting += [(branch, place) for branch, place in places if place is not None]
-        if len(fitting) == 1:
-            alone.append(largest)
+        if not any(branch.nodes for branch, _ in fitting[1:]):  # a residual costs next to nothing
+            alone += [branch for branch, _ in fitting]
         else:
             merges.append(
                 Merge([one for one, _ in fitting], [*chain(*(place for _, place in fitting))])

@@ -193,7 +193,7 @@ def test_what_is_not_taken(place: str) -> None:
     def spelled(m: Any, x: Tensor, w: Tensor) -> list[Tensor]:
         return [
             functional.conv2d(x, w),
-            functional.conv2d(x, m.w * 2),
+            functional.conv2d(x, m.w * x.mean()),
         ]
 
     model = Of(spelled, w=weight(8, 4, 3, 3))

@@ -153,7 +153,7 @@ def test_what_is_no_number_passes_as_in_eager(odd: float) -> None:
 
 
 class Branches(nn.Module):
-    """What is trained as several branches that are summed up from zero on."""
+    """Summed up from zero on, with activations, so that it does not become one convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -162,6 +162,7 @@ class Branches(nn.Module):
             nn.Sequential(
                 nn.Conv2d(channels, channels, kernel, 1, kernel // 2, bias=False),
                 nn.BatchNorm2d(channels),
+                *([nn.ReLU()] if kernel > 1 else []),
             )
             for kernel in (1, 3, 3)
         )
@@ -170,7 +171,7 @@ class Branches(nn.Module):
         out: Any = 0
         for branch in self.branches:
             out = out + branch(x)
-        return functional.relu(out + self.norm(x))
+        return functional.relu(out + self.norm(functional.avg_pool2d(x, 3, 1, 1)))
 
 
 def test_branches_that_are_summed_up_from_zero_on() -> None:
@@ -204,7 +205,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu(self.wide(x))
-        return self.deep(y) + self.norm(y) + x
+        return self.deep(y) + self.norm(functional.avg_pool2d(y, 3, 1, 1)) + x
 
 
 def test_the_second_sum_behind_a_convolution() -> None:

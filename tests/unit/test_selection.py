@@ -167,7 +167,7 @@ ONEDNN = {*IMAGES, "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
 SAMPLED = {"resampling:eager"}  # likewise, and from O2 on in training
 # not in training, where weights change in every step, and every step of a sequence has gradients
-AHEAD = {"from_weights:eager", "recurrent:eager"}
+AHEAD = {"branches:eager", "from_weights:eager", "recurrent:eager"}
 OTHERS = {"convolution:nnpack", "linear:mkl", *ORDERS, *SAMPLED, *AHEAD}  # wide; only if measured
 IPEX = {"attention:ipex", "convolution:ipex", "linear:ipex"}
 
