@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from lowering import convolution_pointwise as pointwise
+from lowering.convolution_enlarged import enlarged
 from lowering.convolution_steps import (
     ACT,
     AFTER,
@@ -203,6 +204,8 @@ _READERS: Mapping[Any, Callable[..., Member | None]] = {
     aten.cat.default: _concatenation,
     aten.slice.Tensor: _slice,
     aten.avg_pool2d.default: _average,
+    aten._unsafe_index.Tensor: enlarged,
+    aten.index.Tensor: enlarged,
     operator.getitem: _output,
     **pointwise.READERS,
 }

@@ -35,6 +35,7 @@ class Kind(IntEnum):
     LARGEST = 5
     AVERAGE = 6
     AVERAGE_INSIDE = 7
+    ENLARGED = 8
 
 
 class Way(IntEnum):
@@ -54,6 +55,7 @@ NAMES = {
     Kind.LARGEST: "max_pool",
     Kind.AVERAGE: "avg_pool",
     Kind.AVERAGE_INSIDE: "avg_pool",
+    Kind.ENLARGED: "enlarged",
 }
 PREVIOUS = object()  # what the step before makes
 

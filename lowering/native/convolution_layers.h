@@ -154,6 +154,9 @@ class Layers {
         return 1;
       case Kind::pointwise:
         return pointwise(first);
+      case Kind::enlarged:
+        enlarge(image(first), made(first, image(first)), threads());
+        return 1;
       default:
         return window(first);
     }

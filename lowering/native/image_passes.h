@@ -33,6 +33,26 @@ inline void copy_pixels(const PlacedImage& x, const PlacedImage& y, int threads)
                 [](int64_t) { return [](vec v, int64_t, int) { return v; }; });
 }
 
+// Each pixel of x as often as y is larger.
+inline void enlarge(const PlacedImage& x, const PlacedImage& y, int threads) {
+  const int64_t height = y.sizes[2], width = x.sizes[3], channels = x.channels();
+  const int64_t lines = y.sizes[0] * height;
+  const int64_t down = height / std::max<int64_t>(x.sizes[2], 1);
+  const int64_t right = y.sizes[3] / std::max<int64_t>(width, 1);
+  const double work = 2.0 * static_cast<double>(y.pixels()) * static_cast<double>(channels);
+  for_each_item(lines, useful_threads(threads, work, kWorkPerThread), [&](int64_t line) {
+    const float* from = x.data + (line / height * x.sizes[2] + line % height / down) * width * x.ld;
+    float* to = y.data + line * y.sizes[3] * y.ld;
+    for (int64_t pixel = 0; pixel < width; pixel++, from += x.ld)
+      for (int64_t i = 0; i < right; i++, to += y.ld) {
+        int64_t c = 0;
+        for (; c + kLanes <= channels; c += kLanes) store(to + c, load(from + c));
+        const int left = static_cast<int>(channels - c);
+        if (left > 0) store_first(to + c, load_first(from + c, left), left);
+      }
+  });
+}
+
 // A row of numbers, if there is one: one for each channel of a pixel.
 struct RowIfAny {
   const float* data;

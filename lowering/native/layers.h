@@ -18,6 +18,7 @@ enum class Kind : int64_t {
   largest,          // of a window
   average,          // of a window, with zeros around the image
   average_inside,   // of what the image has of a window
+  enlarged,         // each pixel `stride` times in each dimension
 };
 
 // How a convolution is computed. In the order of `Way` in lowering/convolution_steps.py.
@@ -101,6 +102,8 @@ inline std::array<int64_t, 4> sizes_behind(at::IntArrayRef image, const Layer& l
       return {image[0], layer.channels(), image[2], image[3]};
     case Kind::pointwise:
       return {image[0], image[1], image[2], image[3]};
+    case Kind::enlarged:
+      return {image[0], image[1], image[2] * layer.stride[0], image[3] * layer.stride[1]};
     default:
       const ConvShape s = shape_of(image, layer);
       return {s.n, s.co, s.oh, s.ow};

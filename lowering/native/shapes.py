@@ -109,6 +109,8 @@ def _step(image: torch.Tensor, tensors: Sequence[torch.Tensor], step: Told) -> t
         sizes = [1] * len(sizes)
     elif step.kind in (Kind.PART, Kind.SLICE):
         channels = step.extent[1]
+    elif step.kind is Kind.ENLARGED:
+        sizes = [size * times for size, times in zip(sizes, stride, strict=True)]
     elif step.kind is not Kind.POINTWISE:
         window = zip(sizes, before, behind, dilation, step.extent, stride, strict=True)
         sizes = [(size + p + q - d * (k - 1) - 1) // s + 1 for size, p, q, d, k, s in window]
