@@ -20,7 +20,7 @@ from torch.nn import functional
 from lowering import from_weights
 from lowering.contract import Region, Request
 from lowering.graphs import place
-from lowering.regions.branch import Merge
+from lowering.regions.branch import Branch, Merge
 from lowering.regions.branches import Sum, find
 from lowering.regions.calls import name_of, value_of
 
@@ -56,54 +56,67 @@ def merge(request: Request) -> list[Region]:
         why=row.why,
         silent=True,
     )
+    writer = _Writer(request.graph.graph)
     for one in sums:
-        _replace(request.graph.graph, one)
+        writer.replace(one)
     request.graph.recompile()
     return [region]
 
 
-def _replace(graph: fx.Graph, found: Sum) -> None:
-    gone = found.gone()
-    with graph.inserting_before(found.node):
-        terms = [_convolution(graph, merge) for merge in found.merges] + found.others
-        total = terms[0]
-        for term in terms[1:]:
-            total = graph.call_function(operator.add, (total, term))
-            total.meta = dict(found.node.meta)
-    found.node.replace_all_uses_with(total)
-    for node in sorted(gone, reverse=True):
-        graph.erase_node(node)
+class _Writer:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._kernels: dict[Any, list[fx.Node]] = {}  # layers may be used several times
+
+    def replace(self, found: Sum) -> None:
+        graph, gone = self._graph, found.gone()
+        with graph.inserting_before(found.node):
+            terms = [self._convolution(merge) for merge in found.merges] + found.others
+            total = terms[0]
+            for term in terms[1:]:
+                total = graph.call_function(operator.add, (total, term))
+                total.meta = dict(found.node.meta)
+        found.node.replace_all_uses_with(total)
+        for node in sorted(gone, reverse=True):
+            graph.erase_node(node)
+
+    def _convolution(self, merge: Merge) -> fx.Node:
+        """As the first branch, with other numbers."""
+        first = merge.branches[0]
+        assert first.window is not None
+        _, stride, padding, dilation = map(tuple, first.window)
+        weight, bias = self._kernels_of(merge)
+        function = getattr(functional, f"conv{len(stride)}d")
+        arguments = (first.image, weight, bias, stride, padding, dilation, first.groups)
+        new = self._graph.call_function(function, arguments)
+        new.meta = {**first.nodes[-1].meta, "example_value": value_of(first.nodes[0])}
+        return new
+
+    def _kernels_of(self, merge: Merge) -> list[fx.Node]:
+        branches = merge.branches
+        numbers = [n for one in branches for n in (one.factor, one.norm.eps if one.norm else 0.0)]
+        tensors = [tensor for one in branches for tensor in one.tensors()]
+        arguments = (tensors, merge.places, numbers, branches[0].groups)
+        key = repr(arguments)
+        if key not in self._kernels:
+            last = self._graph.find_nodes(op="placeholder")[-1]
+            with self._graph.inserting_after(last):  # before whoever reads them
+                self._kernels[key] = _kernels(self._graph, branches[0], arguments)
+        return self._kernels[key]
 
 
-def _convolution(graph: fx.Graph, merge: Merge) -> fx.Node:
-    """As the first branch, with other numbers."""
-    first = merge.branches[0]
-    assert first.weight is not None and first.window is not None
-    before = first.nodes[-1].meta
-    weight, bias = _kernels(graph, merge)
-    _, stride, padding, dilation = map(tuple, first.window)
-    function = getattr(functional, f"conv{len(stride)}d")
-    arguments = (first.image, weight, bias, stride, padding, dilation, first.groups)
-    new = graph.call_function(function, arguments)
-    new.meta = {**before, "example_value": value_of(first.nodes[0])}
-    return new
-
-
-def _kernels(graph: fx.Graph, merge: Merge) -> list[fx.Node]:
-    first = merge.branches[0]
+def _kernels(graph: fx.Graph, first: Branch, arguments: tuple[Any, ...]) -> list[fx.Node]:
     whole = value_of(first.weight)
-    numbers = [n for one in merge.branches for n in (one.factor, one.norm.eps if one.norm else 0.0)]
-    tensors = [tensor for one in merge.branches for tensor in one.tensors()]
-    both = graph.call_function(
-        torch.ops.kernel_dispatch.merged_kernels.default,
-        (tensors, merge.places, numbers, first.groups),
-    )
     with whole.fake_mode:
         values = torch.empty_like(whole, requires_grad=False), whole.new_empty(whole.shape[0])
+    both = graph.call_function(torch.ops.kernel_dispatch.merged_kernels.default, arguments)
     both.meta = {**first.nodes[0].meta, "example_value": values}
-    parts = [graph.call_function(operator.getitem, (both, i)) for i in range(2)]
-    for part, value in zip(parts, values, strict=True):
-        part.meta = {**first.nodes[0].meta, "example_value": value}
+    parts: list[fx.Node] = []
+    with graph.inserting_after(both):
+        for i, value in reversed([*enumerate(values)]):
+            part = graph.call_function(operator.getitem, (both, i))
+            part.meta = {**first.nodes[0].meta, "example_value": value}
+            parts.insert(0, part)
     return parts
 
 

@@ -4,8 +4,9 @@ A packed form is keyed by the weight itself and checked on each use, with everyt
 into it (bias, BatchNorm), against version counters, storage, sizes and strides: so
 `load_state_dict`, an optimizer step, `weight.data = other` and `weight.data = weight.data.t()` all
 show in the next output. Writes through `weight.data.mul_(2)` or a detached alias move none of them;
-a sample of the words, spread over the tensor, is compared as well, which catches whole-tensor
-writes (not a write to a few single elements).
+a sample of the words is compared as well (16 spread over the tensor; two that are not zero where
+our kernels' library compares), which catches whole-tensor writes (not a write to a few single
+elements).
 
 This is for libraries that are called from Python; `native/weights.h` does the same for ours.
 """
@@ -91,9 +92,11 @@ class _ManySources:
     """The same, by the library of our kernels, which compares ten in the time of one."""
 
     def __init__(self, tensors: tuple[torch.Tensor, ...], gone: Callable[[Any], None]) -> None:
+        from lowering.native import library
+
         self._alive = [weakref.ref(tensor, gone) for tensor in tensors]
         self._number = torch.ops.kernel_dispatch.watch(tensors)
-        weakref.finalize(self, torch.ops.kernel_dispatch.forget.default, self._number)
+        weakref.finalize(self, library.forget_watched, self._number)
 
     def are(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         unchanged: bool = torch.ops.kernel_dispatch.unchanged.default(self._number, tensors)

@@ -109,7 +109,12 @@ def written_by(node: fx.Node) -> list[fx.Node]:
         candidates.append(_given(node, "weight"))
     elif _is_in_place(node):
         candidates += list(node.args[:1])
-    return [candidate for candidate in candidates if isinstance(candidate, fx.Node)]
+    each = [
+        one
+        for candidate in candidates
+        for one in (candidate if isinstance(candidate, (list, tuple)) else [candidate])
+    ]
+    return [one for one in each if isinstance(one, fx.Node)]
 
 
 def _is_in_place(node: fx.Node) -> bool:

@@ -1,9 +1,9 @@
-// What Python calls without torch: counters, kept memory, packed weights, sleeping threads.
+// What Python calls without torch: counters, kept memory, packed and watched weights, sleeping threads.
 
 #include "counters.h"
 #include "pool.h"
 #include "sleepers.h"
-#include "weights.h"
+#include "watched.h"
 
 extern "C" {
 int64_t* kernel_dispatch_counters() { return kd::counters(); }
@@ -20,6 +20,7 @@ void kernel_dispatch_forget() {
   kd::weights().forget();
   kd::Pool::installed().forget();
 }
+void kernel_dispatch_forget_watched(int64_t number) { kd::watched().remove(number); }
 int64_t kernel_dispatch_packed_bytes() { return kd::weights().bytes(); }
 int64_t kernel_dispatch_packed_count() { return kd::weights().made(); }
 bool kernel_dispatch_wake_threads() { return kd::Sleepers::mine().wake(); }

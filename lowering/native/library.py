@@ -227,6 +227,7 @@ def _load(path: Path) -> None:
         library.kernel_dispatch_limit_memory.restype = ctypes.c_int64
         library.kernel_dispatch_keep_memory.argtypes = (ctypes.c_int64, ctypes.c_bool)
         library.kernel_dispatch_wake_threads.restype = ctypes.c_bool
+        library.kernel_dispatch_forget_watched.argtypes = (ctypes.c_int64,)
         from lowering.native import shapes
 
         shapes.register()
@@ -323,6 +324,12 @@ def forget() -> None:
     """Drop every packed weight and all idle memory; each is made again when it is needed."""
     if _Loaded.library is not None:
         _Loaded.library.kernel_dispatch_forget()
+
+
+def forget_watched(number: int) -> None:
+    """Of `torch.ops.kernel_dispatch.watch`."""
+    if _Loaded.library is not None:
+        _Loaded.library.kernel_dispatch_forget_watched(number)
 
 
 def packed_bytes() -> int:

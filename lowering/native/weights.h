@@ -2,13 +2,14 @@
 //
 // A form is keyed by the weight tensor and by what was done to it. On each use every tensor that it
 // was made from is compared with what it was: version counter, storage, sizes and strides (which
-// `weight.data = weight.data.t()` changes alone), and two words of its values (writes through
-// `weight.data` move nothing else).
+// `weight.data = weight.data.t()` changes alone), and two words of its values that are not zero (writes
+// through `weight.data` move nothing else).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/DimVector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -70,9 +71,11 @@ class Source {
         data_(tensor.const_data_ptr()),
         sizes_(tensor.sizes()),
         strides_(tensor.strides()) {
-    first_ = word(0);
-    const int64_t words = tensor.is_contiguous() ? tensor.nbytes() / 4 : 1;
-    second_at_ = words > 3 ? words - words / 3 : 0;
+    const bool dense = tensor.is_non_overlapping_and_dense();
+    const int64_t words = dense ? static_cast<int64_t>(tensor.nbytes()) / 4 : 1;
+    first_at_ = not_zero(0, words);
+    first_ = word(first_at_);
+    second_at_ = not_zero(words > 3 ? words - words / 3 : 0, words);
     second_ = word(second_at_);
   }
 
@@ -80,11 +83,19 @@ class Source {
     return tensor.unsafeGetTensorImpl() == raw_ &&
            raw_->version_counter().current_version() == version_ &&
            tensor.const_data_ptr() == data_ && tensor.sizes().equals(sizes_) &&
-           tensor.strides().equals(strides_) && word(0) == first_ && word(second_at_) == second_;
+           tensor.strides().equals(strides_) && word(first_at_) == first_ &&
+           word(second_at_) == second_;
   }
   bool gone() const { return impl_.expired(); }
 
  private:
+  // The first word from there on, among some, that a factor changes.
+  int64_t not_zero(int64_t from, int64_t words) const {
+    constexpr int64_t kSome = 256;
+    for (int64_t at = from; at < std::min(words, from + kSome); at++)
+      if (word(at) != 0) return at;
+    return from;
+  }
   uint32_t word(int64_t index) const {
     uint32_t value;
     std::memcpy(&value, static_cast<const char*>(data_) + 4 * index, sizeof value);
@@ -96,7 +107,7 @@ class Source {
   uint32_t version_;
   const void* data_;
   c10::DimVector sizes_, strides_;
-  int64_t second_at_ = 0;
+  int64_t first_at_ = 0, second_at_ = 0;
   uint32_t first_ = 0, second_ = 0;
 };
 

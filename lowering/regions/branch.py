@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from lowering import writing
 from lowering.regions.calls import arguments, is_no_dropout, keeps_value, name_of, value_of
 
 PRODUCTS = ("mul", "multiply", "__mul__", "__rmul__")
@@ -87,6 +88,8 @@ class Merge(NamedTuple):
 def read(node: Any, stays: Collection[fx.Node]) -> Branch | None:
     if not isinstance(node, fx.Node) or len(node.users) != 1 or value_of(node) is None:
         return None
+    if writing.is_opaque(node):  # another's function of the same name
+        return None
     name = name_of(node)
     if name in CONVOLUTIONS:
         return _convolution(node, stays)
@@ -118,6 +121,8 @@ def _normed(node: fx.Node, stays: Collection[fx.Node]) -> Branch | None:
         inner = Branch(given["input"])
     norm = Norm(*(given[name] for name in (*_NORM[1:5], "eps")))
     needed, optional = norm[:2], norm[2:4]
+    if type(norm.eps) not in (int, float):  # an input, where numbers are to be dynamic
+        return None
     if given["training"] or not _all_stay(
         [*needed, *(one for one in optional if one is not None)], stays
     ):

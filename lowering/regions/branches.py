@@ -50,7 +50,7 @@ def find(module: fx.GraphModule, weights: Collection[str]) -> list[Sum]:
         if node not in within and (terms := _terms(node)) is not None:
             one = _sum(node, terms, stays)
             within.update(one.nodes)
-            if one.merges and not _is_written_meanwhile(one):
+            if one.merges and _lies_alike(one) and not _is_written_meanwhile(one):
                 found.append(one)
     return found
 
@@ -92,6 +92,8 @@ def _terms(node: fx.Node) -> list[fx.Node] | None:
     """What it adds up, if that is all it does. Zero, from which sums begin, is no term."""
     if name_of(node) not in _SUMS or len(node.args) != 2 or node.kwargs:
         return None
+    if writing.is_opaque(node):  # another's function of that name
+        return None
     value = value_of(node)
     if value is None or value.dtype not in FLOATS or value.device.type != "cpu":
         return None
@@ -115,12 +117,19 @@ def _fits(term: Any, value: torch.Tensor) -> bool:
 
 def _is_fresh(node: fx.Node) -> bool:
     """New memory that one node reads: who writes into that changes nothing else."""
-    if len(node.users) != 1:
+    if len(node.users) != 1 or "out" in node.kwargs or writing.is_opaque(node):
         return False
     into = node.args[0] if name_of(node) in _IN_PLACE else None
     if isinstance(into, fx.Node):
         return _is_fresh(into)
     return name_of(node) in (*_SUMS, *PRODUCTS, *CONVOLUTIONS, "batch_norm")
+
+
+def _lies_alike(found: Sum) -> bool:
+    """Does all that will be summed up lie in memory as the sum does? So will the new one, then."""
+    terms = [merge.branches[0].nodes[0] for merge in found.merges] + found.others
+    strides = value_of(found.node).stride()
+    return all(same_sizes(value_of(term).stride(), strides) for term in terms)
 
 
 def _is_written_meanwhile(found: Sum) -> bool:

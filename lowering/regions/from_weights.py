@@ -181,8 +181,11 @@ def _values(
     for node in reversed(graph.nodes):
         if node in constants and node not in needed:
             continue
-        size = _size(node)
-        if node in constants and size <= most_bytes and _is_worth_it(node, constants, shared):
+        if (
+            node in constants
+            and _is_worth_it(node, constants, shared)
+            and ((size := _size(node)) <= most_bytes or _is_merged(node))
+        ):
             values.append(node)
             most_bytes -= size
         else:
@@ -207,6 +210,11 @@ def _is_worth_it(
 def _is_weight(node: fx.Node) -> bool:
     """Of a layer, which can pack what stays."""
     return any(name_of(user) in _LAYERS and node in user.args[1:3] for user in node.users)
+
+
+def _is_merged(node: fx.Node) -> bool:
+    """A kernel that another pass wrote, which counts on it that nobody computes it in each call."""
+    return _is_part(node) and name_of(node.args[0]).startswith("merged_kernels")
 
 
 def _computing(node: fx.Node, constants: dict[fx.Node, _Constant]) -> fx.Node | None:

@@ -300,6 +300,31 @@ def test_a_no_grad_of_the_graphs_own() -> None:
     assert_computed_ahead(compiled, 1, 2)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_write_to_weights_with_zeros_shows(level: str) -> None:
+    """Pruned weights: what a factor does not change tells nothing. More tensors than a few."""
+
+    class Pruned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(torch.randn(WIDE, WIDE) for _ in range(5))
+            with torch.no_grad():
+                for weight in self.weights:
+                    weight.flatten()[0] = weight.flatten()[-(WIDE * WIDE // 3)] = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, *others = self.weights
+            return functional.linear(x, one + sum(other * 2 for other in others))
+
+    model, x = Pruned(), rows()
+    with torch.no_grad():
+        compiled = compile_at(level, model)
+        for _ in range(3):
+            same(compiled, model, x)
+            for weight in model.weights:
+                weight.data.mul_(2)
+
+
 # --- what stays in the graph ----------------------------------------------------------------------
 
 

@@ -195,11 +195,25 @@ def test_strided_kernels_without_the_image() -> None:
 def test_sizes_that_change() -> None:
     model = used(Branches(CASES["RepVGG"][0]), images())
     with torch.no_grad():
-        compiled = compile_at("O2", model, dynamic=True)
+        compiled = compile_at("O2", model)
         for size in (8, 9, 13):
             x = torch.randn(2, WIDTH, size, size + 1)
+            for dim in (2, 3):
+                torch._dynamo.mark_dynamic(x, dim)
             assert_contract(compiled(x), model(x), in_double(model, x), f"{size}")
     assert_merged(compiled, 1, 1, 3)
+
+
+def test_numbers_that_change_too() -> None:
+    """Then what a norm adds to its variance is an input of the graph: only other branches merge."""
+    model = used(Branches(lambda m, x: m.three(x) + m.one(x) + m.norm(x)), images())
+    with torch.no_grad():
+        compiled = compile_at("O2", model, dynamic=True)
+        for eps in (1e-5, 0.5):
+            model.norm.eps = eps
+            x = torch.randn(2, WIDTH, 7, 8)
+            assert_contract(compiled(x), model(x), in_double(model, x), f"{eps}")
+    assert_merged(compiled, 1, 1, 1)  # of the second graph
 
 
 def test_channels_last() -> None:
@@ -291,6 +305,26 @@ def into_the_image_twice(m: Branches, x: Tensor) -> Tensor:
     return (z + m.one(x)) * y.mean()
 
 
+def written_by_foreach(m: Branches, x: Tensor) -> Tensor:
+    y = torch.sin(x)
+    first = y + m.three(x)
+    torch._foreach_add_([y], 1)
+    return first + m.one(x)
+
+
+def into_an_output(m: Branches, x: Tensor) -> Tensor:
+    given = torch.empty_like(x)
+    y = torch.add(x, x, out=given)
+    y += m.three(x)
+    y += m.one(x)
+    return y * given.mean()
+
+
+@torch.compiler.allow_in_graph
+def add(one: Tensor, other: Tensor) -> Tensor:
+    return one - other
+
+
 def a_view_of_it(m: Branches, x: Tensor) -> Tensor:
     return (m.three(x) + m.one(x)[:, :1]) * 2
 
@@ -303,6 +337,9 @@ APART: dict[str, Callable[..., Tensor]] = {
     "a sum that is broadcast": a_view_of_it,
     "sums into what is read elsewhere": into_the_image_twice,
     "another distance": lambda m, x: m.three(x) + torch.add(m.one(x), m.other(x), alpha=2),
+    "written by one call for several": written_by_foreach,
+    "a sum into what is given": into_an_output,
+    "somebody's own function of that name": lambda m, x: add(m.three(x), m.one(x)),
     "a residual": lambda m, x: m.three(x) + x,
     "an activation between": lambda m, x: m.three(x) + m.one(x).relu(),
     "of different images": lambda m, x: m.three(x) + m.one(x.sin()),
@@ -325,6 +362,33 @@ def test_branches_that_stay_apart(name: str) -> None:
         assert_contract(compiled(x), model(x), in_double(model, x), name)
     assert "branches" not in regions(compiled)
     assert not fallbacks_of(compiled)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_sum_lies_as_it_did(level: str) -> None:
+    """A term that lies otherwise decides how the sum lies, and the caller may count on that."""
+    other = images().to(memory_format=torch.channels_last)
+    model = used(Branches(lambda m, x: other + m.three(x) + m.one(x)), images())
+    with torch.no_grad():
+        x = images()
+        compiled = compile_at(level, model)
+        eager = model(x)
+        assert_contract(compiled(x), eager, in_double(model, x), level)
+        assert compiled(x).stride() == eager.stride()
+    assert not fallbacks_of(compiled)
+
+
+def test_layers_of_several_images_have_one_kernel() -> None:
+    def levels(m: Branches, x: Tensor) -> list[Tensor]:
+        images = [functional.avg_pool2d(x, size) for size in (1, 2, 3, 4)]
+        return [functional.relu(m.three(one) + m.one(one)) for one in images]
+
+    model, x = used(Branches(levels), images()), images()
+    with torch.no_grad():
+        compiled = compile_at("O2", model)
+        assert_contract(compiled(x), model(x), in_double(model, x), "levels")
+    assert_merged(compiled, 4, 4, 1)
+    assert regions(compiled)["from_weights"] == (2, 2)
 
 
 def test_a_large_image_is_not_summed_up_with_many_numbers() -> None:
