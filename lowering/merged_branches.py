@@ -111,12 +111,10 @@ def _kernels(graph: fx.Graph, first: Branch, arguments: tuple[Any, ...]) -> list
         values = torch.empty_like(whole, requires_grad=False), whole.new_empty(whole.shape[0])
     both = graph.call_function(torch.ops.kernel_dispatch.merged_kernels.default, arguments)
     both.meta = {**first.nodes[0].meta, "example_value": values}
-    parts: list[fx.Node] = []
-    with graph.inserting_after(both):
-        for i, value in reversed([*enumerate(values)]):
-            part = graph.call_function(operator.getitem, (both, i))
-            part.meta = {**first.nodes[0].meta, "example_value": value}
-            parts.insert(0, part)
+    with graph.inserting_before(both.next):
+        parts = [graph.call_function(operator.getitem, (both, i)) for i in range(len(values))]
+    for part, value in zip(parts, values, strict=True):
+        part.meta = {**first.nodes[0].meta, "example_value": value}
     return parts
 
 

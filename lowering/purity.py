@@ -28,7 +28,8 @@ _UNINITIALIZED = {
     *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted),
     *(aten.new_empty, aten.new_empty_strided),
 }
-_OURS = {"kernel_dispatch::merged_kernels"}
+# Written by a pass of ours that counts on it that they are computed ahead of the calls.
+OURS = {"kernel_dispatch::merged_kernels"}
 # They write their statistics, of which their schemas say nothing.
 _BATCH_NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm}
 
@@ -93,7 +94,7 @@ def _called(node: fx.Node) -> Any:
 
 
 def _is_pure(func: Any, args: Any) -> bool:
-    known = func.namespace in ("aten", "prims", "prim") or func.name() in _OURS
+    known = func.namespace in ("aten", "prims", "prim") or func.name() in OURS
     if not known or func._schema.is_mutable:
         return False
     if func.overloadpacket in _BATCH_NORMS and args[3] is not None and args[5]:

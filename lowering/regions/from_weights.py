@@ -213,8 +213,9 @@ def _is_weight(node: fx.Node) -> bool:
 
 
 def _is_merged(node: fx.Node) -> bool:
-    """A kernel that another pass wrote, which counts on it that nobody computes it in each call."""
-    return _is_part(node) and name_of(node.args[0]).startswith("merged_kernels")
+    """A part of what another pass wrote, which counts on it that it is computed ahead."""
+    maker: Any = node.args[0] if _is_part(node) else node
+    return isinstance(maker.target, torch._ops.OpOverload) and maker.target.name() in purity.OURS
 
 
 def _computing(node: fx.Node, constants: dict[fx.Node, _Constant]) -> fx.Node | None:

@@ -336,7 +336,9 @@ APART: dict[str, Callable[..., Tensor]] = {
     "a sum into the image": into_the_image,
     "a sum that is broadcast": a_view_of_it,
     "sums into what is read elsewhere": into_the_image_twice,
-    "another distance": lambda m, x: m.three(x) + torch.add(m.one(x), m.other(x), alpha=2),
+    "a sum with a factor of its own": lambda m, x: (
+        m.three(x) + torch.add(m.one(x), m.other(x), alpha=2)
+    ),
     "written by one call for several": written_by_foreach,
     "a sum into what is given": into_an_output,
     "somebody's own function of that name": lambda m, x: add(m.three(x), m.one(x)),
