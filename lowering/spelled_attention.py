@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import functional
 
-from lowering import einsum_products, unequal_heads
+from lowering import einsum_products, unequal_heads, writing
 from lowering.attention_in_four import InFour, method, shared_leading
 from lowering.graphs import same_sizes
 from lowering.regions.calls import (
@@ -38,8 +37,6 @@ from lowering.regions.calls import (
 _HIDES = -1e30  # from here on a number takes every bit of a score that is added to it
 _PRODUCTS = ("matmul", "bmm", "__matmul__")
 _RESHAPES = ("view", "reshape")
-_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift concat".split()
-_WRITING_OPERATORS = ("setitem", "delitem", *(f"i{name}" for name in _ARITHMETIC))
 _GREATEST = ("amax", "max", "getitem", "detach")
 _STEPS = {
     **dict.fromkeys(("add", "add_", "iadd", "__add__", "__radd__", "__iadd__"), "add"),
@@ -178,35 +175,10 @@ def _is_over_keys(softmax: fx.Node) -> bool:
 def _is_written_between(first: fx.Node, last: fx.Node, besides: Sequence[fx.Node]) -> bool:
     node = first.next
     while node is not last:
-        if node not in besides and _writes(node):
+        if node not in besides and (writing.is_opaque(node) or writing.written_by(node)):
             return True
         node = node.next
     return False
-
-
-def _writes(node: fx.Node) -> bool:
-    """May it write into a tensor that it did not make?"""
-    if node.op in ("placeholder", "get_attr"):
-        return False
-    name, target = name_of(node), node.target
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
-    if name in _WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__")):
-        return True
-    told = "out" in node.kwargs or node.kwargs.get("inplace") is True
-    return told or not _is_of_torch(node) or (_is_functional(node) and True in node.args)
-
-
-def _is_functional(node: fx.Node) -> bool:
-    """Of torch.nn.functional, where one of the arguments may be `inplace`."""
-    return getattr(node.target, "__module__", "") == functional.__name__
-
-
-def _is_of_torch(node: fx.Node) -> bool:
-    module = str(getattr(node.target, "__module__", None) or "torch")
-    return node.op == "call_method" or module.split(".")[0] in ("torch", "_operator", "builtins")
 
 
 def _read(softmax: fx.Node, scores: _Scores) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowering.regions.calls import name_of
+from lowering.regions.calls import is_foreign
 
 _INPLACE = (
     "iadd isub imul itruediv ifloordiv imod imatmul ipow iand ior ixor ilshift irshift".split()
@@ -62,11 +62,7 @@ def is_opaque(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return False  # its schema tells
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return not str(target).startswith("aten.")
-    module = getattr(target, "__module__", None) or ""
-    known = module.split(".")[0] in ("torch", "_operator", "operator", "builtins", "math")
-    return isinstance(target, torch._ops.HigherOrderOperator) or not known
+    return isinstance(target, torch._ops.HigherOrderOperator) or is_foreign(target)
 
 
 def written_storages(module: fx.GraphModule) -> set[int | None]:
@@ -103,6 +99,8 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     if schema is not None:
         pairs = zip(schema.arguments, node.args, strict=False)
         candidates += [arg for spec, arg in pairs if spec.alias_info and spec.alias_info.is_write]
+    elif _writes_by_schema(node.target):
+        candidates += node.all_input_nodes  # which of them is not known before it is called
     elif node.target in _STATISTICS:
         candidates += _written_statistics(node)
     elif node.target in _EMBEDDINGS and _given(node, "max_norm") is not None:
@@ -117,8 +115,20 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     return [one for one in each if isinstance(one, fx.Node)]
 
 
+def _writes_by_schema(target: Any) -> bool:
+    """Does one of an operator's overloads write into what is not its `out`?"""
+    if not isinstance(target, torch._ops.OpOverloadPacket):
+        return False
+    schemas = [getattr(target, name)._schema for name in target.overloads()]
+    return any(
+        spec.alias_info is not None and spec.alias_info.is_write and not spec.is_out
+        for schema in schemas
+        for spec in schema.arguments
+    )
+
+
 def _is_in_place(node: fx.Node) -> bool:
-    name = name_of(node)
+    name = str(getattr(node.target, "__name__", node.target))  # a user's function's counts as well
     return bool(
         (name.endswith("_") and not name.endswith("__"))
         or name in _INPLACE_METHODS

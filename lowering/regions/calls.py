@@ -9,13 +9,26 @@ import torch
 from torch import fx
 
 SAME_VALUE = ("to", "float", "type_as", "contiguous")  # unless it is another dtype
+_OPERATORS = "torch._ops."
+_OF_TORCH = ("torch", "_operator", "operator", "builtins", "math")
 
 
 def name_of(node: Any) -> str:
-    """The name of the function or method that a node calls; empty for other nodes."""
+    """The name of torch's or Python's function or method that a node calls; empty for other nodes:
+    a user's own `softmax` that Dynamo may not look into is not torch's."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return ""
+    if node.op == "call_function" and is_foreign(node.target):
+        return ""
     return str(getattr(node.target, "__name__", node.target))
+
+
+def is_foreign(target: Any) -> bool:
+    """Is it a function, or a registered operator, of somebody else than torch?"""
+    module = getattr(target, "__module__", None) or ""
+    if module.startswith(_OPERATORS):
+        return module.removeprefix(_OPERATORS) not in ("aten", "prims")
+    return module.split(".")[0] not in _OF_TORCH
 
 
 def has_transforms(graph: fx.Graph) -> bool:
