@@ -1,19 +1,22 @@
-"""Truth values enter and leave generated code as bytes, which vectors can be made of.
+"""Truth values are bytes wherever memory holds them, which vectors can be made of.
 
 On x86 Inductor reads and writes a tensor of them number by number (torch 2.13): a comparison whose
-result is stored takes twenty times as long as eager's, and so does every mask that a training
-graph keeps for its backward. Bytes are read and written whole; to take one for the other is to copy
-them.
+result is stored takes twenty times as long as eager's, masks that are concatenated or padded a
+hundred times, and so does every mask that a training graph keeps for its backward. Bytes are read
+and written whole; to take one for the other is to copy them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
 
-from lowering import machine, outputs
+from lowering import by_torch, machine, outputs
 from lowering.graphs import call, hint
 
 aten = torch.ops.aten
@@ -41,6 +44,8 @@ _VIEWS = frozenset(
         aten.view.default,
         aten.reshape.default,
         aten.expand.default,
+        aten.unfold.default,
+        aten.diagonal.default,
         aten.permute.default,
         aten.unsqueeze.default,
         aten.squeeze.dim,
@@ -49,20 +54,155 @@ _VIEWS = frozenset(
         aten.select.int,
     }
 )
-_REDUCTIONS = frozenset({aten.sum.default, aten.sum.dim_IntList, aten.any.default, aten.any.dim})
+# Torch's own kernels move bytes, whatever they stand for.
+_COPIES = (
+    aten.cat.default,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten.flip.default,
+    aten.gather.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_select.default,
+    aten.repeat.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    prims.rev.default,
+)
+# So they do with bytes that are nothing but truth values, as long as nobody makes numbers of them.
+_LOGIC = (
+    aten.bitwise_and.Tensor,
+    aten.bitwise_not.default,
+    aten.bitwise_or.Tensor,
+    aten.bitwise_xor.Tensor,
+    aten.eq.Tensor,
+    aten.logical_and.default,
+    aten.logical_not.default,
+    aten.logical_or.default,
+    aten.logical_xor.default,
+    aten.mul.Tensor,
+    aten.ne.Tensor,
+)
+# What reads each truth value once to make a number of it.
+_COUNTS = frozenset(
+    {
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.any.default,
+        aten.any.dim,
+        aten.any.dims,
+        aten.cumsum.default,
+    }
+)
+
+
+_BY_TORCH: dict[Any, Any] = {operator: by_torch.whole(operator) for operator in (*_COPIES, *_LOGIC)}
 
 
 def put_right(graph: fx.Graph) -> None:
     """For a graph that Inductor is about to generate code for."""
     if "avx2" not in machine.cpu().isa:
         return
-    for node in list(graph.nodes):
-        if not _holds_truth(node):
-            continue
-        if node.op == "placeholder":
-            _read_as_bytes(graph, node)
-        elif outputs.is_pointwise(node):
-            _write_as_bytes(graph, node)
+    forms = _Forms(graph)
+    for node in filter(_is_copy, list(graph.nodes)):
+        forms.leave_to_torch(node)
+    stays_truth = _StaysTruth()
+    for node in list(filter(stays_truth, graph.nodes)):
+        forms.leave_to_torch(node)
+    for node in filter(_holds_truth, list(graph.nodes)):
+        for reader in list(node.users):
+            instead = forms.read_by(reader, node)
+            if instead is not node:
+                reader.replace_input_with(node, instead)
+
+
+class _StaysTruth:
+    """Is it logic of what is in memory, of which nothing but memory is made?"""
+
+    def __init__(self) -> None:
+        self._is_of_memory = functools.cache(self._is_logic)
+        self._ends_in_memory = functools.cache(self._ends)
+
+    def __call__(self, node: fx.Node) -> bool:
+        return self._is_of_memory(node) and self._ends_in_memory(node)
+
+    def _is_logic(self, node: fx.Node) -> bool:
+        return (
+            node.target in _LOGIC
+            and _holds_truth(node)
+            and _size(node) >= _MANY_WRITTEN
+            and all(_is_stored(one) or self._is_of_memory(one) for one in node.all_input_nodes)
+        )
+
+    def _ends(self, node: fx.Node) -> bool:
+        return bool(node.users) and all(
+            _is_outside(user)
+            or ((user.target in _VIEWS or self._is_of_memory(user)) and self._ends_in_memory(user))
+            for user in node.users
+        )
+
+
+class _Forms:
+    """The forms of the truth values of a graph, each made when somebody wants it: the bytes, what
+    generated code makes of them, and what anybody else reads."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._inputs = graph.find_nodes(op="placeholder")
+        self._behind: dict[fx.Node, fx.Node] = {}
+        self.for_generated = functools.cache(self._for_generated)
+        self.for_others = functools.cache(self._for_others)
+
+    def leave_to_torch(self, node: fx.Node) -> None:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._in_memory)
+        with self._graph.inserting_before(node):
+            new = call(self._graph, _BY_TORCH[node.target], *args, **kwargs)
+        node.replace_all_uses_with(new)
+        self._graph.erase_node(node)
+
+    def _in_memory(self, node: fx.Node) -> fx.Node:
+        return self.for_others(node) if _holds_truth(node) else node
+
+    def read_by(self, reader: fx.Node, node: fx.Node) -> fx.Node:
+        """Where a few are read or written, a copy would cost more."""
+        many = _size(node)
+        if _is_generated(reader):
+            read = many if reader.target in _COUNTS else _size(reader)
+            return self.for_generated(node) if read >= _MANY_READ else node
+        return self.for_others(node) if _is_outside(reader) and many >= _MANY_WRITTEN else node
+
+    def _for_generated(self, node: fx.Node) -> fx.Node:
+        if not _is_memory(node):
+            return self._viewed(node, self.for_generated) if node.target in _VIEWS else node
+        bits = self._made(node, torch.ops.kernel_dispatch.bitcast.default, node, torch.uint8)
+        number = self._made(node, prims.convert_element_type.default, bits, torch.float32)
+        return self._made(node, aten.ne.Scalar, number, 0)
+
+    def _for_others(self, node: fx.Node) -> fx.Node:
+        if node.target in _VIEWS:
+            return self._viewed(node, self.for_others)
+        if _is_memory(node) or not outputs.is_pointwise(node):
+            return node
+        number = self._made(node, prims.convert_element_type.default, node, torch.float32)
+        bits = self._made(node, prims.convert_element_type.default, number, torch.uint8)
+        return self._made(node, torch.ops.kernel_dispatch.bitcast.default, bits, torch.bool)
+
+    def _viewed(self, node: fx.Node, form: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        """The same view of another form."""
+        base, *how = node.args
+        assert isinstance(base, fx.Node)
+        if not _holds_truth(base) or form(base) is base:
+            return node
+        return self._made(node, node.target, form(base), *how, **node.kwargs)
+
+    def _made(self, source: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Behind its source and what was made of that before; behind all inputs if it is one."""
+        key = self._inputs[-1] if source.op == "placeholder" else source
+        with self._graph.inserting_after(self._behind.get(key, key)):
+            self._behind[key] = call(self._graph, target, *args, **kwargs)
+        return self._behind[key]
 
 
 def _holds_truth(node: fx.Node) -> bool:
@@ -72,55 +212,43 @@ def _holds_truth(node: fx.Node) -> bool:
     return value.dtype is torch.bool and value.device.type == "cpu"
 
 
-def _read_as_bytes(graph: fx.Graph, mask: fx.Node) -> None:
-    readers = [user for user in mask.users if _ends_in_generated(user)]
-    if not readers or max(map(_most_read, readers)) < _MANY_READ:
-        return
-    with graph.inserting_before(_body_of(graph)):
-        bits = call(graph, torch.ops.kernel_dispatch.bitcast.default, mask, torch.uint8)
-        number = call(graph, prims.convert_element_type.default, bits, torch.float32)
-        again = call(graph, aten.ne.Scalar, number, 0)
-    for reader in readers:
-        reader.replace_input_with(mask, again)
+def _is_memory(node: fx.Node) -> bool:
+    """Was it there before generated code runs? Of a part, that part alone is copied."""
+    if node.target in _VIEWS:
+        (base,) = node.all_input_nodes[:1]
+        return _is_memory(base) and _size(node) < _size(base)
+    return node.op in ("placeholder", "get_attr") or _is_ours(node)
 
 
-def _write_as_bytes(graph: fx.Graph, mask: fx.Node) -> None:
-    """Where somebody reads it who is not generated."""
-    readers = [user for user in mask.users if _is_outside(user)]
-    if not readers or _size(mask) < _MANY_WRITTEN:
-        return
-    with graph.inserting_after(mask):
-        number = call(graph, prims.convert_element_type.default, mask, torch.float32)
-    with graph.inserting_after(number):
-        bits = call(graph, prims.convert_element_type.default, number, torch.uint8)
-    with graph.inserting_after(bits):
-        stored = call(graph, torch.ops.kernel_dispatch.bitcast.default, bits, torch.bool)
-    for reader in readers:
-        reader.replace_input_with(mask, stored)
+def _is_stored(node: fx.Node) -> bool:
+    while _holds_truth(node) and node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    return _holds_truth(node) and _is_memory(node)
 
 
-def _is_outside(node: fx.Node) -> bool:
-    return node.op == "output" or getattr(node.target, "namespace", "") == "kernel_dispatch"
+def _is_copy(node: fx.Node) -> bool:
+    """Of many truth values, from where nothing has to be looked for."""
+    if node.target not in _COPIES or not _holds_truth(node) or _size(node) < _MANY_WRITTEN:
+        return False
+    by_masks = node.target in (aten.index.Tensor, aten.index_put.default)
+    return not (by_masks and any(map(_holds_truth, _listed(node.args[1]))))
 
 
-def _ends_in_generated(reader: fx.Node) -> bool:
-    """Does all that is made of it by views end there?"""
-    if reader.target in _VIEWS:
-        return bool(reader.users) and all(map(_ends_in_generated, reader.users))
-    return outputs.is_pointwise(reader) or reader.target in _REDUCTIONS
+def _listed(indices: Any) -> list[fx.Node]:
+    return [index for index in indices if isinstance(index, fx.Node)]
 
 
-def _most_read(reader: fx.Node) -> int:
-    """How many truth values are read there: a small mask may stand for many."""
-    if reader.target in _VIEWS:
-        return max(map(_most_read, reader.users))
-    return _size(reader)
+def _is_generated(reader: fx.Node) -> bool:
+    return outputs.is_pointwise(reader) or reader.target in _COUNTS
+
+
+def _is_outside(reader: fx.Node) -> bool:
+    return reader.op == "output" or _is_ours(reader)
+
+
+def _is_ours(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", "") == "kernel_dispatch"
 
 
 def _size(node: fx.Node) -> int:
     return math.prod(hint(size) for size in node.meta["val"].shape)
-
-
-def _body_of(graph: fx.Graph) -> fx.Node:
-    """The first node behind the inputs."""
-    return next(node for node in graph.nodes if node.op != "placeholder")

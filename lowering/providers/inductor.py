@@ -19,6 +19,8 @@ from lowering import (
     attention_patterns,
     autotuning,
     before_autograd,
+    by_torch,
+    comparisons,
     convolution_gradients,
     convolution_inputs,
     cut_short,
@@ -251,12 +253,14 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         convolution_gradients.put_right(module.graph)
         moments.put_right(module.graph)  # what no region took
         reductions.put_right(module.graph)
+        comparisons.put_right(module.graph)
         masks.put_right(module.graph)
         if request.only_plan is not None:
             return _never_run(module, request, bool(kwargs.get("is_backward")))
         kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash
         if vocabulary.holds_kept(module.graph):
             module = vocabulary.take_apart(module, example_inputs)
+        by_torch.put_right(module.graph)
         elementary.put_right(module.graph)
         module.recompile()
         written_first.mark(module.graph)

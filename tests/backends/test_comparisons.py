@@ -1,0 +1,107 @@
+"""Questions about numbers are asked as comparisons, and have the answers that eager has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lowering import comparisons
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_bit_identical
+from tests.support.regions import no_cached_graphs
+from tests.support.reports import assert_ran_as_planned
+
+aten = torch.ops.aten
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
+ODD = (math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 1.5, -2.0)
+ASKED = {
+    aten.isnan.default,
+    aten.isinf.default,
+    aten.signbit.default,
+    aten.logical_not.default,
+    aten.logical_and.default,
+    aten.logical_or.default,
+    aten.logical_xor.default,
+}
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+def odd(dtype: torch.dtype, turned: int = 0) -> Tensor:
+    """All odd numbers beside all others, in vectors and in what is left of them."""
+    numbers = torch.tensor(ODD if dtype.is_floating_point else (0, 1, 2, 0, 127), dtype=dtype)
+    return numbers.repeat(31).roll(turned)[:301].repeat(7, 1)
+
+
+CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "isnan": lambda x, y: x.isnan(),
+    "isinf": lambda x, y: x.isinf(),
+    "isfinite": lambda x, y: x.isfinite(),
+    "signbit": lambda x, y: x.signbit(),
+    "not": lambda x, y: x.logical_not(),
+    "and": lambda x, y: x.logical_and(y),
+    "or": lambda x, y: x.logical_or(y),
+    "xor": lambda x, y: x.logical_xor(y),
+    "and with truth": lambda x, y: x.logical_and(y > 0),
+    "bool": lambda x, y: x.bool(),
+    "any": lambda x, y: x.any(-1),
+    "all": lambda x, y: x.all(-1),
+    "of two dtypes": lambda x, y: x.logical_or(y.double()),
+}
+OF_FLOATS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "nan_to_num": lambda x, y: x.nan_to_num(),
+    "angle": lambda x, y: x.angle(),
+    "nansum": lambda x, y: torch.where(x.isinf(), 1.0, x).double().nansum(-1),
+    "safe": lambda x, y: torch.where(x.isnan() | y.isinf(), 0.0, x * 2),
+}
+
+
+def all_at_once(dtype: torch.dtype) -> Callable[[Tensor, Tensor], list[Any]]:
+    cases = {**CASES, **(OF_FLOATS if dtype.is_floating_point else {})}
+    return lambda x, y: [case(x, y) for case in cases.values()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_compiled(dtype: torch.dtype) -> None:
+    function = all_at_once(dtype)
+    given = odd(dtype), odd(dtype, 3)
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        assert_bit_identical(compiled(*given), function(*given), str(dtype))
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_graph(name: str, dtype: torch.dtype) -> None:
+    given = odd(dtype), odd(dtype, 3)
+    graph = make_fx(CASES[name], select_decomp_table(), tracing_mode="fake")(*given)
+    (x, *_) = graph.graph.nodes
+    with x.meta["val"].fake_mode:  # as it is when a graph is compiled
+        comparisons.put_right(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    assert_bit_identical(graph(*given), CASES[name](*given), name)
+    for node in graph.graph.nodes:
+        if node.target in ASKED:
+            assert all(one.meta["val"].dtype is torch.bool for one in node.all_input_nodes)
+
+
+@pytest.mark.quick
+def test_complex_numbers_stay() -> None:
+    x = torch.complex(odd(torch.float32), odd(torch.float32, 3))
+    graph = make_fx(lambda x: x.logical_not(), tracing_mode="fake")(x)
+    comparisons.put_right(graph.graph)
+    assert graph.graph.find_nodes(op="call_function", target=aten.logical_not.default)
