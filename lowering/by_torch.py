@@ -70,7 +70,7 @@ def put_right(graph: fx.Graph) -> None:
 
 
 def _takes_long(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
-    values = [one.meta["val"] for one in (node, *node.all_input_nodes)]
+    values: list[Any] = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
     return (
         all(isinstance(value, torch.Tensor) for value in values)
         and all(value.dtype in dtypes and value.device.type == "cpu" for value in values)

@@ -28,7 +28,8 @@ def put_right(graph: fx.Graph) -> None:
                     _replace(node, compare(graph, *node.args[:2]))
     for target in _ANY:
         for node in graph.find_nodes(op="call_function", target=target):
-            if node.meta["val"].dtype is torch.uint8 and node.meta["val"].device.type == "cpu":
+            value = node.meta["val"]
+            if value.dtype is torch.uint8 and value.device.type == "cpu":
                 with graph.inserting_before(node):
                     _replace(node, _any_of_bytes(graph, node))
 
@@ -41,20 +42,27 @@ def _replace(node: fx.Node, new: fx.Node) -> None:
 
 def _asks_numbers(node: fx.Node) -> bool:
     """Real ones on a CPU, with truth values as what comes of it."""
-    value = node.meta["val"]
-    asked = [one.meta["val"] for one in node.all_input_nodes]
+    value: Any = node.meta.get("val")
+    asked: list[Any] = [one.meta.get("val") for one in node.all_input_nodes]
     return (
-        value.dtype is torch.bool
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.bool
         and all(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in asked)
         and not any(one.is_complex() for one in asked)
         and any(one.dtype is not torch.bool for one in asked)
+        and (node.target not in _OF_FLOATS or asked[0].is_floating_point())
     )
 
 
-def _is_not_zero(graph: fx.Graph, x: fx.Node, dtype: Any = None) -> fx.Node:
+def _is_not_zero(graph: fx.Graph, x: fx.Node) -> fx.Node:
     if x.meta["val"].dtype is torch.bool:
         return x
     return call(graph, aten.ne.Scalar, x, 0)
+
+
+def _converted(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+    assert dtype is torch.bool, "nothing else asks"
+    return _is_not_zero(graph, x)
 
 
 def _is_zero(graph: fx.Graph, x: fx.Node) -> fx.Node:
@@ -92,6 +100,7 @@ def _of_both(target: Any) -> Callable[..., fx.Node]:
     return compare
 
 
+_OF_FLOATS = (aten.isnan.default, aten.isinf.default)
 _ANY = (aten.any.default, aten.any.dim, aten.any.dims)
 _COMPARISONS: Mapping[Any, Callable[..., fx.Node]] = {
     aten.isnan.default: _is_nan,
@@ -101,5 +110,5 @@ _COMPARISONS: Mapping[Any, Callable[..., fx.Node]] = {
     aten.logical_and.default: _of_both(aten.bitwise_and.Tensor),
     aten.logical_or.default: _of_both(aten.bitwise_or.Tensor),
     aten.logical_xor.default: _of_both(aten.bitwise_xor.Tensor),
-    prims.convert_element_type.default: _is_not_zero,
+    prims.convert_element_type.default: _converted,
 }

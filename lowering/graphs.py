@@ -165,5 +165,6 @@ def erase_dead(graph: fx.Graph, last: fx.Node) -> None:
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node of an ATen graph that knows its value, as traced ones do."""
     node = graph.call_function(target, args, kwargs)
-    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]), **kwargs)
+    args, kwargs = fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+    node.meta["val"] = target(*args, **kwargs)
     return node

@@ -108,8 +108,7 @@ def put_right(graph: fx.Graph) -> None:
     forms = _Forms(graph)
     for node in filter(_is_copy, list(graph.nodes)):
         forms.leave_to_torch(node)
-    stays_truth = _StaysTruth()
-    for node in list(filter(stays_truth, graph.nodes)):
+    for node in _logic_of_memory(graph):
         forms.leave_to_torch(node)
     for node in filter(_holds_truth, list(graph.nodes)):
         for reader in list(node.users):
@@ -118,30 +117,29 @@ def put_right(graph: fx.Graph) -> None:
                 reader.replace_input_with(node, instead)
 
 
-class _StaysTruth:
-    """Is it logic of what is in memory, of which nothing but memory is made?"""
+def _logic_of_memory(graph: fx.Graph) -> list[fx.Node]:
+    """Logic of what is in memory, of which nothing but memory is made."""
+    of_memory: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _is_logic(node) and all(
+            _is_stored(one) or one in of_memory for one in node.all_input_nodes
+        ):
+            of_memory.add(node)
+    ends: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        keeps = node in of_memory or (node.target in _VIEWS and _holds_truth(node))
+        if keeps and all(_is_outside(user) or user in ends for user in node.users):
+            ends.add(node)
+    return [node for node in graph.nodes if node in of_memory & ends]
 
-    def __init__(self) -> None:
-        self._is_of_memory = functools.cache(self._is_logic)
-        self._ends_in_memory = functools.cache(self._ends)
 
-    def __call__(self, node: fx.Node) -> bool:
-        return self._is_of_memory(node) and self._ends_in_memory(node)
-
-    def _is_logic(self, node: fx.Node) -> bool:
-        return (
-            node.target in _LOGIC
-            and _holds_truth(node)
-            and _size(node) >= _MANY_WRITTEN
-            and all(_is_stored(one) or self._is_of_memory(one) for one in node.all_input_nodes)
-        )
-
-    def _ends(self, node: fx.Node) -> bool:
-        return bool(node.users) and all(
-            _is_outside(user)
-            or ((user.target in _VIEWS or self._is_of_memory(user)) and self._ends_in_memory(user))
-            for user in node.users
-        )
+def _is_logic(node: fx.Node) -> bool:
+    return (
+        node.target in _LOGIC
+        and _holds_truth(node)
+        and _size(node) >= _MANY_WRITTEN
+        and all(isinstance(arg, fx.Node) for arg in node.args)  # torch's kernels take no numbers
+    )
 
 
 class _Forms:
@@ -227,11 +225,24 @@ def _is_stored(node: fx.Node) -> bool:
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Of many truth values, from where nothing has to be looked for."""
+    """Of many truth values in memory or into it, from where nothing has to be looked for."""
     if node.target not in _COPIES or not _holds_truth(node) or _size(node) < _MANY_WRITTEN:
         return False
-    by_masks = node.target in (aten.index.Tensor, aten.index_put.default)
-    return not (by_masks and any(map(_holds_truth, _listed(node.args[1]))))
+    by_numbers = node.target in (aten.index.Tensor, aten.index_put.default)
+    if by_numbers and any(map(_holds_truth, _listed(node.args[1]))):
+        return False
+    # Inductor reads what it computes itself from another place, but joins nothing without memory.
+    joins = node.target is aten.cat.default
+    return joins or _is_read_outside(node) or any(map(_is_stored, node.all_input_nodes))
+
+
+def _is_read_outside(node: fx.Node) -> bool:
+    return any(
+        _is_outside(user)
+        or user.target is aten.cat.default
+        or (user.target in _VIEWS and _is_read_outside(user))
+        for user in node.users
+    )
 
 
 def _listed(indices: Any) -> list[fx.Node]:

@@ -97,8 +97,10 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     candidates: list[Any] = [node.kwargs.get("out")]
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
-        pairs = zip(schema.arguments, node.args, strict=False)
-        candidates += [arg for spec, arg in pairs if spec.alias_info and spec.alias_info.is_write]
+        positional = dict(zip((spec.name for spec in schema.arguments), node.args, strict=False))
+        given = {**positional, **node.kwargs}
+        written = (one for one in schema.arguments if one.alias_info and one.alias_info.is_write)
+        candidates += [given.get(spec.name) for spec in written]
     elif _writes_by_schema(node.target):
         candidates += node.all_input_nodes  # which of them is not known before it is called
     elif node.target in _STATISTICS:

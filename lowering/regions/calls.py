@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,10 +26,18 @@ def name_of(node: Any) -> str:
 
 def is_foreign(target: Any) -> bool:
     """Is it a function, or a registered operator, of somebody else than torch?"""
-    module = getattr(target, "__module__", None) or ""
+    module = _module_of(target)
     if module.startswith(_OPERATORS):
         return module.removeprefix(_OPERATORS) not in ("aten", "prims")
     return module.split(".")[0] not in _OF_TORCH
+
+
+def _module_of(target: Any) -> str:
+    """Where it was written: `functools.wraps` gives a function the module of what it wraps."""
+    if isinstance(target, types.FunctionType):
+        return str(target.__globals__.get("__name__", ""))
+    owner = getattr(target, "__objclass__", target)  # of a method
+    return getattr(owner, "__module__", None) or ""
 
 
 def has_transforms(graph: fx.Graph) -> bool:

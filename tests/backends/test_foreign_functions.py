@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,12 @@ from tests.support.compiling import compile_at, every_row_applies
 
 Tensor = torch.Tensor
 _library = torch.library.Library("named_like_torchs", "DEF")
+
+
+@torch.compiler.allow_in_graph
+@functools.wraps(functional.softmax)
+def wrapped_softmax(x: Tensor, dim: int) -> Tensor:
+    return functional.softmax(x * 2, dim)
 
 
 def allowed(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -64,12 +71,32 @@ embedding = allowed("embedding", _halved_embedding)
 cross_entropy = allowed("cross_entropy", lambda x, target: x.mean() + target.sum())
 
 
+def _raise(x: Tensor) -> None:
+    x.add_(1)
+
+
+_library.define("raise_(Tensor(a!) x) -> ()")
+_library.impl("raise_", _raise, "CompositeExplicitAutograd")
+torch.library.register_fake("named_like_torchs::raise_", lambda x: None, lib=_library)
+
+
+def raised_between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q.clone()
+    scores = q @ k.mT
+    torch.ops.named_like_torchs.raise_.default(x=q)
+    return (scores * 0.3).softmax(-1) @ v + q
+
+
 def q() -> Tensor:
     return torch.randn(2, 3, 9, 8)
 
 
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]] = {
     "softmax": (lambda q, k, v: softmax(q @ k.mT * 0.3, -1) @ v, lambda: (q(), q(), q())),
+    "softmax, wrapped": (
+        lambda q, k, v: wrapped_softmax(q @ k.mT * 0.3, dim=-1) @ v,
+        lambda: (q(), q(), q()),
+    ),
     "softmax, registered": (
         lambda q, k, v: registered_softmax(q @ k.mT * 0.3, -1) @ v,
         lambda: (q(), q(), q()),
@@ -88,6 +115,10 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]]
     ),
     "the dropout behind a softmax": (
         lambda q, k, v: dropout((q @ k.mT).softmax(-1), 0.1, False) @ v,
+        lambda: (q(), q(), q()),
+    ),
+    "a write between the products, its target by keyword": (
+        raised_between,
         lambda: (q(), q(), q()),
     ),
     "attention": (lambda q, k, v: attend(q, k, v) * 2, lambda: (q(), q(), q())),
@@ -138,7 +169,8 @@ def test_names_are_of_torch_and_python() -> None:
     assert name_of(node_of(functional.linear)) == "linear"
     assert name_of(node_of("softmax", "call_method")) == "softmax"
     assert name_of(node_of(max)) == "max"
-    for foreign in (softmax, registered_softmax, registered_softmax.default):
+    assert not is_foreign(torch.Tensor.add)
+    for foreign in (softmax, wrapped_softmax, registered_softmax, registered_softmax.default):
         assert is_foreign(foreign)
         assert name_of(node_of(foreign)) == ""
 

@@ -141,6 +141,16 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]], int
         lambda: (mask(50, 90), mask(50, 90), numbers(50, 90)),
         3,
     ),
+    "logic with a number": (
+        lambda m, n: (m * True, n * m),
+        lambda: (mask(50, 90), mask(50, 90)),
+        3,  # one read as bytes and stored, and torch's product
+    ),
+    "a comparison moved, and read by a loop": (
+        lambda x: torch.where((x > 0).flip(0), x, -x) * 2,
+        lambda: (numbers(50, 90),),
+        0,
+    ),
     "a few": (lambda x: x > 0.1, lambda: (numbers(5, 9),), 0),
     "a few moved": (lambda m: torch.cat([m, m]).flip(0), lambda: (mask(5, 9),), 0),
     "given back": (lambda x, m: (x * 2, m), lambda: (numbers(50, 90), mask(50, 90)), 0),
@@ -201,6 +211,19 @@ def test_sizes_that_change() -> None:
         x, m = numbers(rows, 80), mask(rows, 80)
         assert compiled(x, m).equal((x > 0) & m)
     assert_ran_as_planned(compiled, "O2")
+
+
+def test_much_logic() -> None:
+    def function(m: Tensor, n: Tensor) -> Tensor:
+        for _ in range(700):
+            m = ~(m & n)
+        return m
+
+    given = mask(50, 90), mask(50, 90)
+    graph = make_fx(function, tracing_mode="fake")(*given)
+    masks.put_right(graph.graph)
+    graph.recompile()
+    assert graph(*given).equal(function(*given))
 
 
 def test_a_mask_that_is_changed_afterwards() -> None:
