@@ -2,11 +2,12 @@
 
 Functions are generated number by number where no vector has them: `erfinv` takes thirteen times as
 long as torch's kernel, `i1e` six times, Bessel functions one and a half (torch 2.13, Zen 4). What
-fusing one gains, a pass over memory, is less than that.
+fusing one gains, a pass over memory, is less than that. Bytes are padded number by number as well.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch import fx
 from lowering.graphs import call, hint
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 
 
+@functools.cache
 def whole(operator: Any) -> Any:
     """The same as an operator of ours, which Inductor does not take apart."""
     name = str(operator).replace(".", "_") + "_by_torch"
@@ -31,7 +34,9 @@ def whole(operator: Any) -> Any:
 
 
 _REAL = (torch.float32, torch.float64)
+_BYTES = (torch.uint8, torch.int8)
 FUNCTIONS: dict[Any, tuple[torch.dtype, ...]] = {
+    aten.constant_pad_nd.default: _BYTES,
     aten.digamma.default: _REAL,
     aten.erf.default: (torch.float64,),
     aten.erfc.default: (torch.float32,),
@@ -53,6 +58,7 @@ FUNCTIONS: dict[Any, tuple[torch.dtype, ...]] = {
     aten.special_scaled_modified_bessel_k0.default: _REAL,
     aten.special_scaled_modified_bessel_k1.default: _REAL,
     aten.special_spherical_bessel_j0.default: _REAL,
+    prims.rev.default: _BYTES,
 }
 WHOLE = {function: whole(function) for function in FUNCTIONS}
 _MANY = 1 << 11  # fewer cost less than a call does

@@ -1,4 +1,4 @@
-"""Questions about numbers that Inductor asks one by one, as comparisons, which are vectors.
+"""Questions about numbers that Inductor asks one by one, in a form that is vectors.
 
 On a CPU a loop that asks `isnan`, or that takes a number for a truth value, takes four to fifteen
 times as long as eager's (torch 2.13), whatever else it computes.
@@ -7,7 +7,7 @@ times as long as eager's (torch 2.13), whatever else it computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,12 +26,16 @@ def put_right(graph: fx.Graph) -> None:
             if _asks_numbers(node):
                 with graph.inserting_before(node):
                     _replace(node, compare(graph, *node.args[:2]))
-    for target in _ANY:
+    for target in _COMPARED:
         for node in graph.find_nodes(op="call_function", target=target):
-            value = node.meta["val"]
-            if value.dtype is torch.uint8 and value.device.type == "cpu":
+            if _compares_bytes(node):
                 with graph.inserting_before(node):
-                    _replace(node, _any_of_bytes(graph, node))
+                    _replace(node, call(graph, target, *_as_floats(graph, node.args)))
+    for target, find in _SEARCHES.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            if _searches_numbers(node):
+                with graph.inserting_before(node):
+                    _replace(node, find(graph, node))
 
 
 def _replace(node: fx.Node, new: fx.Node) -> None:
@@ -54,10 +58,31 @@ def _asks_numbers(node: fx.Node) -> bool:
     )
 
 
+def _compares_bytes(node: fx.Node) -> bool:
+    """With each other, or with a number that one may be."""
+    asked: list[Any] = [one.meta.get("val") for one in node.all_input_nodes]
+    return all(
+        isinstance(one, torch.Tensor) and one.device.type == "cpu" and one.dtype in _BYTES
+        for one in asked
+    ) and all(
+        isinstance(arg, fx.Node) or (isinstance(arg, int) and 0 <= arg <= 127) for arg in node.args
+    )
+
+
+def _as_floats(graph: fx.Graph, args: Sequence[Any]) -> list[Any]:
+    """Which hold bytes exactly. Of bytes themselves Inductor's vectors compare none."""
+    return [
+        call(graph, prims.convert_element_type.default, arg, torch.float32)
+        if isinstance(arg, fx.Node) and arg.meta["val"].dtype in _BYTES
+        else arg
+        for arg in args
+    ]
+
+
 def _is_not_zero(graph: fx.Graph, x: fx.Node) -> fx.Node:
     if x.meta["val"].dtype is torch.bool:
         return x
-    return call(graph, aten.ne.Scalar, x, 0)
+    return call(graph, aten.ne.Scalar, *_as_floats(graph, (x,)), 0)
 
 
 def _converted(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -66,7 +91,7 @@ def _converted(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _is_zero(graph: fx.Graph, x: fx.Node) -> fx.Node:
-    return call(graph, aten.eq.Scalar, x, 0)
+    return call(graph, aten.eq.Scalar, *_as_floats(graph, (x,)), 0)
 
 
 def _is_nan(graph: fx.Graph, x: fx.Node) -> fx.Node:
@@ -86,11 +111,31 @@ def _has_sign(graph: fx.Graph, x: fx.Node) -> fx.Node:
     return call(graph, aten.lt.Scalar, call(graph, aten.copysign.Tensor, one, x), 0)
 
 
-def _any_of_bytes(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A byte, as in eager; of Inductor it is a truth value (torch 2.13)."""
+def _searches_numbers(node: fx.Node) -> bool:
+    (x,) = node.all_input_nodes
+    value: Any = x.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return False
+    if node.target in _ANY:
+        return value.dtype is not torch.bool and not value.is_complex()
+    return value.dtype in _BYTES
+
+
+def _any(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Of bytes a byte, as in eager; of Inductor it is a truth value (torch 2.13)."""
     (x,) = node.all_input_nodes
     found = call(graph, node.target, _is_not_zero(graph, x), *node.args[1:], **node.kwargs)
+    if x.meta["val"].dtype is not torch.uint8:
+        return found
     return call(graph, prims.convert_element_type.default, found, torch.uint8)
+
+
+def _among_floats(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    found = call(graph, node.target, *_as_floats(graph, node.args), **node.kwargs)
+    dtype = node.meta["val"].dtype
+    if found.meta["val"].dtype is dtype:  # a place
+        return found
+    return call(graph, prims.convert_element_type.default, found, dtype)
 
 
 def _of_both(target: Any) -> Callable[..., fx.Node]:
@@ -100,8 +145,21 @@ def _of_both(target: Any) -> Callable[..., fx.Node]:
     return compare
 
 
+_BYTES = (torch.uint8, torch.int8)
+_COMPARED = tuple(
+    getattr(getattr(aten, name), overload)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for overload in ("Tensor", "Scalar")
+)
 _OF_FLOATS = (aten.isnan.default, aten.isinf.default)
 _ANY = (aten.any.default, aten.any.dim, aten.any.dims)
+_SEARCHES: Mapping[Any, Callable[[fx.Graph, fx.Node], fx.Node]] = {
+    **dict.fromkeys(_ANY, _any),
+    aten.amax.default: _among_floats,
+    aten.amin.default: _among_floats,
+    aten.argmax.default: _among_floats,
+    aten.argmin.default: _among_floats,
+}
 _COMPARISONS: Mapping[Any, Callable[..., fx.Node]] = {
     aten.isnan.default: _is_nan,
     aten.isinf.default: _is_infinite,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
+from torch.nn import functional
 
 from lowering import by_torch
 from tests.support.compiling import compile_at, size_limits_lifted
@@ -84,6 +85,26 @@ def test_a_few_and_other_dtypes_are_generated(dtype: torch.dtype) -> None:
         got, (code,) = run_and_get_code(compiled, x)
     assert "by_torch" not in code
     assert_contract(got, function(x), function(x.double()), str(dtype))
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_bytes_are_moved(dtype: torch.dtype) -> None:
+    x = torch.arange(120, dtype=dtype).repeat(40, 1)
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [
+            functional.pad(x, (1, 2, 3, 4), value=5),
+            functional.pad(x, (-1, 2)),
+            x.flip(-1) * 2,
+        ]
+
+    compiled = compile_at("O2", function)
+    got, (code,) = run_and_get_code(compiled, x)
+    for one, own in zip(got, function(x), strict=True):
+        assert one.equal(own) and one.dtype is own.dtype
+    assert code.count("constant_pad_nd_default_by_torch.default(") == 2
+    assert code.count("rev_default_by_torch.default(") == 1
     assert_ran_as_planned(compiled, "O2")
 
 

@@ -100,6 +100,22 @@ def test_in_the_graph(name: str, dtype: torch.dtype) -> None:
             assert all(one.meta["val"].dtype is torch.bool for one in node.all_input_nodes)
 
 
+@pytest.mark.parametrize("other", [torch.uint8, torch.int8, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_bytes(dtype: torch.dtype, other: torch.dtype) -> None:
+    x = torch.arange(256).to(torch.uint8).view(dtype).repeat(9, 1)
+    y = torch.arange(256).to(torch.uint8).flip(0).to(other).repeat(9, 1)
+
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        each = [x > y, x >= y, x < y, x <= y, x == y, x != y]
+        each += [x.amax(-1), x.amin(), x.argmax(0), x.argmin(-1), x.flip(-1).argmax(-1), x.any(0)]
+        return [*each, x > 100, x == 0, x <= 2.5, x != 127, x > -1, x == 200, x < 300, x.bool()]
+
+    compiled = compile_at("O2", function)
+    assert_bit_identical(compiled(x, y), function(x, y), f"{dtype}, {other}")
+    assert_ran_as_planned(compiled, "O2")
+
+
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
 def test_integers_of_few_operators(dtype: torch.dtype) -> None:
     x = torch.randint(0, 5, (7, 301), dtype=torch.uint8).to(dtype)
