@@ -3,7 +3,8 @@
 All of these give wrong numbers without a word (Inductor 2.13). An input that is written by index
 and then computed anew is written in place both times, so that one loop reads what it has replaced
 (`x.add_(x.flip(0))` behind `x[i] = y`; pytorch#198270). So is one that becomes a view of something
-computed from itself (`x.copy_(x.t().reshape(6, 8))`). And a number written by a mask (`x[x > 1] =
+computed from itself (`x.copy_(x.t().reshape(6, 8))`). Two inputs that change places become the same
+(`t = x.clone(); x.copy_(y); y.copy_(t)`). And a number written by a mask (`x[x > 1] =
 0`) comes before what was written by index, although it stands behind it. And what is gathered in an
 image of zeros, as the gradient of max pooling, may be added to others while it is still zero.
 """
@@ -83,6 +84,7 @@ COPIED = torch.ops.kernel_dispatch.copied.default
 
 def put_right(graph: fx.Graph) -> None:
     """A copy where one is needed, and a choice between two numbers where a mask says which."""
+    _exchange(graph)
     for node in [*graph.nodes]:
         if _is_by_mask(node):
             _choose(graph, node)
@@ -95,6 +97,26 @@ def put_right(graph: fx.Graph) -> None:
             with graph.inserting_before(write):
                 write.replace_input_with(source, call(graph, COPIED, source))
     _write_copies(graph)
+
+
+def _exchange(graph: fx.Graph) -> None:
+    """What an input becomes is read before another call has written that: inputs are written one
+    after the other, and the clone that an exchange is written with was taken for nothing."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    first: dict[fx.Node, fx.Node] = {}
+    for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        given, new = write.args[:2]
+        earlier = first.get(_memory_of(new))
+        if earlier is not None and places[new] < places[earlier]:
+            with graph.inserting_before(earlier):
+                write.replace_input_with(new, call(graph, COPIED, new))
+        first.setdefault(given, write)
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _gathers(node: fx.Node) -> bool:

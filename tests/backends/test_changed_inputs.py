@@ -245,6 +245,73 @@ def test_what_stays_in_its_place_is_not_copied(monkeypatch: pytest.MonkeyPatch) 
     assert made == []
 
 
+def exchanged(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+    return x.sum() + z.sum()
+
+
+def exchanged_turned(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    before = x.t().clone()
+    x.copy_(y.flip(0))
+    y.copy_(before.t())
+    return before * 2
+
+
+def moved_on_in_a_ring(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(z)
+    z.copy_(before)
+    return z + 1
+
+
+def moved_on_and_emptied(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    before = x.detach().clone()
+    x.zero_()
+    y.copy_(before.view(-1).view(60, 50))
+    return y - z
+
+
+def both_kept(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    one, other = x.clone(), y.clone()
+    x.copy_(other)
+    y.copy_(one)
+    return one - other + z
+
+
+def averaged(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    before = x.clone()
+    x.lerp_(y, 0.5)
+    y.copy_(before)
+    return before.mean()
+
+
+EXCHANGES = [
+    exchanged,
+    exchanged_turned,
+    moved_on_in_a_ring,
+    moved_on_and_emptied,
+    both_kept,
+    averaged,
+]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("function", EXCHANGES)
+def test_inputs_change_places(function: Callable[..., Tensor], level: str) -> None:
+    compiled = compile_at(level, function)
+    given = [torch.randn(60, 50) for _ in range(3)]
+    own = [one.clone() for one in given]
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*given), function(*own))
+            for one, other in zip(given, own, strict=True):
+                torch.testing.assert_close(one, other)
+    assert_ran_as_planned(compiled, level)
+
+
 def by_its_own_rows(x: Tensor) -> Tensor:
     z = x.sin()
     z.index_copy_(0, torch.tensor([0, 2, 5]), z.clone()[:3])
