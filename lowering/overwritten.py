@@ -95,22 +95,38 @@ def put_right(graph: fx.Graph) -> None:
     for write, source in _written(graph):
         if _reads_elsewhere(write, source, places):
             with graph.inserting_before(write):
-                write.replace_input_with(source, call(graph, COPIED, source))
+                _read_instead(write, source, call(graph, COPIED, source))
     _write_copies(graph)
 
 
+def _read_instead(write: fx.Node, source: fx.Node, copy: fx.Node) -> None:
+    """What is written into stays, where it is its own source."""
+
+    def swapped(one: fx.Node) -> fx.Node:
+        return copy if one is source else one
+
+    write.args = (write.args[0], *fx.map_arg(write.args[1:], swapped))
+    write.kwargs = fx.map_arg(dict(write.kwargs), swapped)
+
+
 def _exchange(graph: fx.Graph) -> None:
-    """What an input becomes is read before another call has written that: inputs are written one
-    after the other, and the clone that an exchange is written with was taken for nothing."""
+    """What an input becomes, and what is returned, is read before another call has written that:
+    inputs are written one after the other, and a clone of one was taken for nothing."""
     places = {node: place for place, node in enumerate(graph.nodes)}
     first: dict[fx.Node, fx.Node] = {}
+
+    def kept(node: fx.Node) -> fx.Node:
+        write = first.get(_memory_of(node))
+        if write is None or places[node] > places[write]:
+            return node
+        with graph.inserting_before(write):
+            return call(graph, COPIED, node)
+
     for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        given, new = write.args[:2]
-        earlier = first.get(_memory_of(new))
-        if earlier is not None and places[new] < places[earlier]:
-            with graph.inserting_before(earlier):
-                write.replace_input_with(new, call(graph, COPIED, new))
-        first.setdefault(given, write)
+        write.args = (write.args[0], kept(write.args[1]), *write.args[2:])
+        first.setdefault(write.args[0], write)
+    for end in graph.find_nodes(op="output"):
+        end.args = fx.map_arg(end.args, kept)
 
 
 def _memory_of(node: fx.Node) -> fx.Node:
@@ -147,8 +163,15 @@ def _written(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
     wholes = [(copy, copy.args[1]) for copy in copies if copy.args[0].op == "placeholder"]
     by_index = [node for node in graph.nodes if _is_by_index(node)]
-    parts = [(node, part) for node in by_index for part in dict.fromkeys(node.all_input_nodes[1:])]
+    parts = [(node, part) for node in by_index for part in _put_by(node)]
     return [*((copy, new) for copy, new in wholes if is_view(new)), *parts]
+
+
+def _put_by(node: fx.Node) -> list[fx.Node]:
+    """What it reads besides what it writes into, which may be the same."""
+    read: dict[fx.Node, None] = {}
+    fx.map_arg((node.args[1:], dict(node.kwargs)), lambda one: read.setdefault(one))
+    return list(read)
 
 
 def _write_copies(graph: fx.Graph) -> None:
@@ -197,6 +220,8 @@ def _reads_elsewhere(write: fx.Node, source: fx.Node, places: dict[fx.Node, int]
     """Does generated code, for what `write` puts somewhere, read what lies at other places there?
     An index says where, and is read for all of a row."""
     given: Any = write.args[0]
+    if source is given:
+        return _is_by_index(write)
     first = places[given]
     moved = source.meta["val"].dtype in _INDICES and write.meta["val"].dtype not in _INDICES
     left, seen = [source], {source}
@@ -210,7 +235,7 @@ def _reads_elsewhere(write: fx.Node, source: fx.Node, places: dict[fx.Node, int]
         later = [one for one in inputs if places.get(one, first) >= first]
         left += [one for one in later if one not in seen]
         seen.update(later)
-    return moved and given in seen and source is not given
+    return moved and given in seen
 
 
 def _is_by_index(node: Any) -> bool:

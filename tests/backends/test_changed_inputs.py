@@ -288,7 +288,24 @@ def averaged(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return before.mean()
 
 
+def added_to_itself(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Rows of it to others of it."""
+    x.index_add_(0, torch.arange(60).flip(0) // 2, x.clone())
+    y.index_copy_(0, torch.arange(60).roll(1), y.clone())
+    z[torch.arange(60).flip(0)] = z.clone()
+    return x + y + z
+
+
+def returned_as_it_was(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    y.t().copy_(y.t())
+    x.copy_(y)
+    y.index_add_(0, torch.arange(60) // 3, z)
+    return x.clone(), x + y
+
+
 EXCHANGES = [
+    added_to_itself,
+    returned_as_it_was,
     exchanged,
     exchanged_turned,
     moved_on_in_a_ring,
@@ -300,7 +317,7 @@ EXCHANGES = [
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("function", EXCHANGES)
-def test_inputs_change_places(function: Callable[..., Tensor], level: str) -> None:
+def test_inputs_change_places(function: Callable[..., Any], level: str) -> None:
     compiled = compile_at(level, function)
     given = [torch.randn(60, 50) for _ in range(3)]
     own = [one.clone() for one in given]
