@@ -4,9 +4,10 @@ All of these give wrong numbers without a word (Inductor 2.13). An input that is
 and then computed anew is written in place both times, so that one loop reads what it has replaced
 (`x.add_(x.flip(0))` behind `x[i] = y`; pytorch#198270). So is one that becomes a view of something
 computed from itself (`x.copy_(x.t().reshape(6, 8))`). Two inputs that change places become the same
-(`t = x.clone(); x.copy_(y); y.copy_(t)`). And a number written by a mask (`x[x > 1] =
-0`) comes before what was written by index, although it stands behind it. And what is gathered in an
-image of zeros, as the gradient of max pooling, may be added to others while it is still zero.
+(`t = x.clone(); x.copy_(y); y.copy_(t)`), and a clone that is returned is what its input becomes. A
+number written by a mask (`x[x > 1] = 0`) comes before what was written by index, although it stands
+behind it. And what is gathered in an image of zeros, as the gradient of max pooling, may be added
+to others while it is still zero.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ COPIED = torch.ops.kernel_dispatch.copied.default
 
 def put_right(graph: fx.Graph) -> None:
     """A copy where one is needed, and a choice between two numbers where a mask says which."""
-    _exchange(graph)
+    _read_before_written(graph)
     for node in [*graph.nodes]:
         if _is_by_mask(node):
             _choose(graph, node)
@@ -109,7 +110,7 @@ def _read_instead(write: fx.Node, source: fx.Node, copy: fx.Node) -> None:
     write.kwargs = fx.map_arg(dict(write.kwargs), swapped)
 
 
-def _exchange(graph: fx.Graph) -> None:
+def _read_before_written(graph: fx.Graph) -> None:
     """What an input becomes, and what is returned, is read before another call has written that:
     inputs are written one after the other, and a clone of one was taken for nothing."""
     places = {node: place for place, node in enumerate(graph.nodes)}
@@ -179,7 +180,11 @@ def _write_copies(graph: fx.Graph) -> None:
     for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
         given, new = copy.args[:2]
         written = [user for user in given.users if _is_by_index(user) and user.args[0] is given]
-        if given.op != "placeholder" or not _reads_what_it_replaces(new, given, written):
+        if given.op != "placeholder":
+            continue
+        if not (
+            _returns_what_it_replaces(new, given) or _reads_what_it_replaces(new, given, written)
+        ):
             continue
         for node in written:
             with graph.inserting_before(node):
@@ -240,6 +245,22 @@ def _reads_elsewhere(write: fx.Node, source: fx.Node, places: dict[fx.Node, int]
 
 def _is_by_index(node: Any) -> bool:
     return getattr(getattr(node, "target", None), "overloadpacket", None) in _BY_INDEX
+
+
+def _returns_what_it_replaces(new: fx.Node, given: fx.Node) -> bool:
+    """Is it returned as it was between two writes?"""
+    left = [given]
+    while left:
+        base = left.pop()
+        writes = [user for user in base.users if _is_by_index(user) and user.args[0] is base]
+        if any(write is not new and _is_returned(write) for write in writes):
+            return True
+        left += writes
+    return False
+
+
+def _is_returned(node: fx.Node) -> bool:
+    return any(user.op == "output" or (is_view(user) and _is_returned(user)) for user in node.users)
 
 
 def _reads_what_it_replaces(new: Any, given: fx.Node, written: list[fx.Node]) -> bool:

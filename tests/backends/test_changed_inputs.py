@@ -303,7 +303,34 @@ def returned_as_it_was(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]
     return x.clone(), x + y
 
 
+def returned_between_writes(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    x[4:8] = x[1:5] * 2
+    before = x.clone()
+    x.index_add_(0, torch.arange(60) // 3, y)
+    return before, before * z
+
+
+def returned_before_it_is_another(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    z[:, 2:6] = x[:, :4].clone()
+    before = z.clone()
+    x[torch.arange(5)] = y[:5]
+    x[x > 1] = 0.0
+    z.t().copy_(x[torch.arange(60).roll(3)].t())
+    return before, x * 2
+
+
+def another_becomes_what_was_between(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    z[torch.arange(5)] = z[5:10] * 2
+    x[4:8] = z[1:5] * 2
+    y.copy_(x)
+    x.index_add_(0, torch.arange(60) // 3, z)
+    return x + y
+
+
 EXCHANGES = [
+    returned_before_it_is_another,
+    returned_between_writes,
+    another_becomes_what_was_between,
     added_to_itself,
     returned_as_it_was,
     exchanged,
