@@ -116,6 +116,27 @@ def test_bytes(dtype: torch.dtype, other: torch.dtype) -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
+@pytest.mark.quick
+def test_bytes_in_the_graph() -> None:
+    """Inductor is asked nothing about bytes themselves."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        return [x > x.flip(0), x == 7, x.amax(-1), x.argmin(0), x.any(), x.bool()]
+
+    graph = make_fx(function, select_decomp_table(), tracing_mode="fake")(odd(torch.uint8))
+    comparisons.put_right(graph.graph)
+    asks = {aten.gt, aten.eq, aten.ne, aten.amax, aten.argmin, aten.any}
+    found = [
+        one for one in graph.graph.nodes if getattr(one.target, "overloadpacket", None) in asks
+    ]
+    assert len(found) == 7
+    for node in found:
+        assert all(one.meta["val"].dtype is not torch.uint8 for one in node.all_input_nodes)
+    graph.recompile()
+    x = odd(torch.uint8)
+    assert_bit_identical(graph(x), function(x), "bytes")
+
+
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
 def test_integers_of_few_operators(dtype: torch.dtype) -> None:
     x = torch.randint(0, 5, (7, 301), dtype=torch.uint8).to(dtype)
