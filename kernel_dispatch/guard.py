@@ -27,6 +27,7 @@ from kernel_dispatch.reporting import (
 from kernel_dispatch.settings import in_context
 from lowering.contract import Graph
 from lowering.errors import StrictModeError
+from lowering.errors_in_loops import is_a_wrong_index
 from lowering.observing import listened
 from lowering.reasons import Reason
 
@@ -103,7 +104,8 @@ class Guard:
             raise error
         if (self._written or self._written_unknown) and (before is None or before.copies is None):
             _explain_no_second_try(error)
-            self._demote(error, "eager, from the next call on")
+            if not is_a_wrong_index(error):  # by rule 1: what eager would say can't be asked
+                self._demote(error, "eager, from the next call on")
             raise error
         _put_back(args, before)
         try:

@@ -25,6 +25,7 @@ from lowering import (
     convolution_inputs,
     cut_short,
     elementary,
+    errors_in_loops,
     extremes,
     from_weights,
     image_layouts,
@@ -46,6 +47,7 @@ from lowering import (
     strided_gradients,
     toolchain,
     unequal_heads,
+    vectors_of_rows,
     vocabulary,
     written_first,
 )
@@ -280,6 +282,8 @@ def _without_wrong_loops(compile_graph: Any) -> Any:
         with (
             local_buffers.of_one_row(),
             parallel_loops.counted_right(),
+            vectors_of_rows.read_whole(),
+            errors_in_loops.reach_the_caller(),
             cut_short.made_anew(),
         ):
             return compile_graph(*args, **kwargs)

@@ -1,0 +1,84 @@
+"""What is wrong in a loop that threads share is an error, as in eager, and not the process's end.
+
+Inductor (2.13) checks indices within its loops and throws from there. Out of a loop that OpenMP
+divides no exception may leave: one token beyond the vocabulary ended the whole process. In the
+generated source such a loop keeps its first error, which is thrown when the threads are done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from lowering.replacing import replaced
+
+_CHECK = "TORCH_CHECK("
+_WRONG_INDEX = "index out of bounds: "
+_SHARED = re.compile(r"#pragma omp (?:for|single)\b")
+_DEPTH = re.compile(r"collapse\((\d+)\)")
+_DECLARED = "std::atomic_flag has_failed = ATOMIC_FLAG_INIT; std::exception_ptr failure;"
+_KEPT = "catch (...) { if (!has_failed.test_and_set()) failure = std::current_exception(); }"
+_THROWN = "if (failure) std::rethrow_exception(failure);"
+
+
+def reach_the_caller() -> AbstractContextManager[None]:
+    """For the time in which Inductor generates code."""
+    from torch._inductor.codegen import cpp
+
+    def making(write: Callable[..., str]) -> Callable[..., str]:
+        def written(self: Any, *args: Any, **kwargs: Any) -> str:
+            return with_errors_kept(write(self, *args, **kwargs))
+
+        return written
+
+    return replaced(getattr(cpp, "KernelGroup", None), "codegen_group", making)
+
+
+def is_a_wrong_index(error: Exception) -> bool:
+    """Did a loop of generated code find an index out of range? Those are the user's."""
+    return isinstance(error, RuntimeError) and _WRONG_INDEX in str(error)
+
+
+def with_errors_kept(source: str) -> str:
+    """The source of one function in which shared loops that check something keep their error."""
+    lines = source.split("\n")
+    bodies = [
+        body
+        for number, line in enumerate(lines)
+        if _SHARED.match(line.strip())
+        for body in [_body_behind(lines, number)]
+        if body is not None and any(_CHECK in inner for inner in lines[slice(*body)])
+    ]
+    whole = _block_behind(lines, 0)
+    if not bodies or whole is None:
+        return source
+    before = {begin: "try {" for begin, _ in bodies} | {whole[0]: _DECLARED}
+    behind = {end: f"}} {_KEPT}" for _, end in bodies} | {whole[1]: _THROWN}
+    result = ["#include <exception>"]
+    for number, line in enumerate(lines):
+        result += [added[number] for added in (behind, before) if number in added]
+        result.append(line)
+    return "\n".join(result)
+
+
+def _body_behind(lines: Sequence[str], pragma: int) -> tuple[int, int] | None:
+    """What each step of a shared loop runs, or of the innermost one that is shared with it."""
+    depth = _DEPTH.search(lines[pragma])
+    body: tuple[int, int] | None = (pragma, len(lines))
+    for _ in range(int(depth[1]) if depth else 1):
+        body = body and _block_behind(lines, body[0])
+    return body
+
+
+def _block_behind(lines: Sequence[str], number: int) -> tuple[int, int] | None:
+    """The lines within the next braces, of which each has a line of its own and closes as far in
+    as it was opened."""
+    for begin in range(number, len(lines)):
+        if lines[begin].strip() == "{":
+            closing = lines[begin].replace("{", "}")
+            ends = (end for end in range(begin, len(lines)) if lines[end].rstrip() == closing)
+            end = next(ends, None)
+            return None if end is None else (begin + 1, end)
+    return None

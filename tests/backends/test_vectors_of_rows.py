@@ -1,0 +1,107 @@
+"""Rows that are looked up by number and reduced are read in vectors along the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.utils import run_and_get_code
+from torch.nn import functional
+
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.numerics import assert_contract
+from tests.support.regions import no_cached_graphs
+from tests.support.reports import assert_ran_as_planned
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def masked_mean(table: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    known = (places != 0).unsqueeze(-1)
+    return (functional.embedding(places, table) * known).sum(1) / known.sum(1).clamp(min=1)
+
+
+def weighted(table: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    return (table[places] * weights.to(table.dtype).softmax(-1)[..., None]).sum(1)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "sum of embeddings": lambda table, places, _: functional.embedding(places, table).sum(1),
+    "mean of rows": lambda table, places, _: table[places].mean(1),
+    "masked mean": masked_mean,
+    "weighted sum": weighted,
+    "greatest difference": lambda table, places, _: (
+        (table[places] - table[: len(places), None]).relu().amax(1)
+    ),
+    "variance": lambda table, places, _: table[places].var(1),
+    "sum of sums": lambda table, places, _: table[places.view(4, -1, 5)].sum((1, 2)),
+}
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+def given(width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Places of which some are the same."""
+    return torch.randn(50, width, dtype=dtype), torch.randint(0, 50, (40, 15)), torch.rand(40, 15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_row_is_read_along(name: str, dtype: torch.dtype) -> None:
+    function, (table, *rest) = FUNCTIONS[name], given(72, dtype)
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        got, (code,) = run_and_get_code(compiled, table, *rest)
+        assert_contract(got, function(table, *rest), function(table.double(), *rest), str(dtype))
+    assert "_inner" not in code, "numbers of a vector, one by one"
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 16, 17, 33])
+def test_rows_of_any_width(width: int) -> None:
+    table, places, weights = given(width)
+    for function in FUNCTIONS.values():
+        compiled = compile_at("O2", function)
+        with torch.no_grad():
+            got, own = (one(table, places, weights) for one in (compiled, function))
+            assert_contract(got, own, function(table.double(), places, weights), "torch.float32")
+        assert_ran_as_planned(compiled, "O2")
+
+
+def test_the_greatest_of_rows_and_its_place() -> None:
+    table, places, _ = given(40)
+
+    def function(table: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        return table[places].max(1)
+
+    compiled = compile_at("O2", function)
+    for got, own in zip(compiled(table, places), function(table, places), strict=True):
+        torch.testing.assert_close(got, own, rtol=0, atol=0)
+    assert_ran_as_planned(compiled, "O2")
+
+
+def test_places_beyond_the_table_are_an_error() -> None:
+    table, places, weights = given(40)
+    compiled = compile_at("O2", FUNCTIONS["mean of rows"])
+    compiled(table, places, weights)
+    places[3, 4] = 50
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(table, places, weights)
+
+
+def test_gradients_of_rows_that_are_looked_up() -> None:
+    table, places, weights = given(40)
+    table.requires_grad_()
+    for function in FUNCTIONS.values():
+        compiled = compile_at("O2", function)
+        (got,) = torch.autograd.grad(compiled(table, places, weights).square().sum(), table)
+        (own,) = torch.autograd.grad(function(table, places, weights).square().sum(), table)
+        double = table.detach().double().requires_grad_()
+        (exact,) = torch.autograd.grad(function(double, places, weights).square().sum(), double)
+        assert_contract(got, own, exact, "torch.float32")
