@@ -46,7 +46,7 @@ def _indices(loops: Sequence[Any], sizes: Sequence[Any]) -> Iterator[Any]:
 def _loop_along_rows(indices: Iterator[Any], outer: int, count: int) -> int | None:
     """The loop around the sum whose steps are neighbours in what is looked up, and wherever else
     they make a difference."""
-    from torch._inductor.codegen.cpp import stride_at_vec_range
+    from torch._inductor.codegen import cpp
     from torch.utils._sympy.symbol import SymT, symbol_is_type
 
     strides: dict[str, set[Any]] = {}
@@ -56,7 +56,7 @@ def _loop_along_rows(indices: Iterator[Any], outer: int, count: int) -> int | No
             symbol_is_type(symbol, (SymT.TMP, SymT.INDIRECT)) for symbol in index.free_symbols
         )
         for symbol in index.free_symbols:
-            stride = stride_at_vec_range(index, symbol, count)
+            stride = cpp.stride_at_vec_range(index, symbol, count)  # type: ignore[attr-defined]
             strides.setdefault(symbol.name, set()).add(stride)
             if looked_up and stride == 1:
                 in_rows.add(symbol.name)
