@@ -34,6 +34,7 @@ from lowering import (
     masks,
     merged_branches,
     moments,
+    negative_places,
     neutral_constants,
     overwritten,
     parallel_loops,
@@ -95,6 +96,7 @@ def compile(request: Request) -> Compiled:
 
     if _takes_attention(request):
         _write_as_calls(request.graph)
+    negative_places.refuse(request.graph)
     merged = merged_branches.merge(request)
     request, ahead = from_weights.split(request)
     exact = clone(request.graph) if _takes_fewer_bits(request) else None
