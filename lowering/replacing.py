@@ -7,6 +7,7 @@ may be the other's replacement. So the first one replaces, and the last one puts
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
     """`make`: of torch's function what stands for it inside. Where torch lacks it, nothing is."""
     key = (id(owner), name)
     with _lock:
-        count, original = _inside.get(key, (0, getattr(owner, name, None)))
+        count, original = _inside.get(key, (0, inspect.getattr_static(owner, name, None)))
         if not count and original is not None:
             setattr(owner, name, make(original))
         _inside[key] = (count + 1, original)

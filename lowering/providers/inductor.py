@@ -21,6 +21,7 @@ from lowering import (
     before_autograd,
     by_torch,
     comparisons,
+    conversions,
     convolution_gradients,
     convolution_inputs,
     cut_short,
@@ -43,11 +44,13 @@ from lowering import (
     providers,
     reductions,
     region_pass,
+    rolled,
     rows_at_once,
     spelled_attention,
     strided_gradients,
     toolchain,
     unequal_heads,
+    unrolled,
     vectors_of_rows,
     vocabulary,
     written_first,
@@ -258,6 +261,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         moments.put_right(module.graph)  # what no region took
         reductions.put_right(module.graph)
         comparisons.put_right(module.graph)
+        rolled.put_right(module.graph)
         masks.put_right(module.graph)
         if request.only_plan is not None:
             return _never_run(module, request, bool(kwargs.get("is_backward")))
@@ -265,6 +269,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         if vocabulary.holds_kept(module.graph):
             module = vocabulary.take_apart(module, example_inputs)
         by_torch.put_right(module.graph)
+        conversions.put_right(module.graph)
         elementary.put_right(module.graph)
         module.recompile()
         written_first.mark(module.graph)
@@ -284,6 +289,7 @@ def _without_wrong_loops(compile_graph: Any) -> Any:
         with (
             local_buffers.of_one_row(),
             parallel_loops.counted_right(),
+            unrolled.written_out(),
             vectors_of_rows.read_whole(),
             errors_in_loops.reach_the_caller(),
             cut_short.made_anew(),

@@ -1,0 +1,116 @@
+"""Conversions between dtypes, alone and within a loop, give every bit of eager's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.utils import run_and_get_code
+
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.regions import no_cached_graphs
+from tests.support.reports import assert_ran_as_planned
+
+
+@pytest.fixture(autouse=True)
+def rows() -> Iterator[None]:
+    with size_limits_lifted(), no_cached_graphs():
+        yield
+
+
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+)
+
+
+def numbers(dtype: torch.dtype) -> Tensor:
+    """All of them fit every dtype, and need rounding where it has few digits."""
+    high = 120 if dtype in (torch.int8, torch.uint8) else 30000
+    x = torch.randint(0, high, (3000,)).double()
+    return (x / 240 if dtype.is_floating_point else x).to(dtype)
+
+
+@pytest.mark.parametrize("given", DTYPES, ids=str)
+def test_every_bit_is_eagers(given: torch.dtype) -> None:
+    x = numbers(given)
+
+    def each(x: Tensor) -> list[Tensor]:
+        return [x.to(wanted) for wanted in DTYPES if wanted != given]
+
+    compiled = compile_at("O2", each)
+    with torch.no_grad():
+        for got, own in zip(compiled(x), each(x), strict=True):
+            assert got.dtype == own.dtype
+            assert torch.equal(got, own), own.dtype
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (one, other)
+        for one, other in itertools.permutations(DTYPES, 2)
+        if {one, other} & {torch.bfloat16, torch.float16, torch.int16}
+    ],
+    ids=str,
+)
+def test_within_a_loop(given: torch.dtype, wanted: torch.dtype) -> None:
+    x = numbers(given)
+
+    def function(x: Tensor) -> Tensor:
+        return (x + 1).to(wanted) + 1
+
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        got, own = compiled(x), function(x)
+    assert got.dtype == own.dtype
+    # A loop does not round `x + 1` to halves before it is converted.
+    rtol, atol = (
+        (0.01, 0.02 if wanted.is_floating_point else 1) if given.is_floating_point else (0, 0)
+    )
+    torch.testing.assert_close(got.double(), own.double(), rtol=rtol, atol=atol)
+    assert_ran_as_planned(compiled, "O2")
+
+
+def test_halves_become_integers_and_back_by_torch() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(torch.int32), x.to(torch.int32).to(torch.float16)
+
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        got, (code,) = run_and_get_code(compiled, numbers(torch.bfloat16))
+    assert code.count("kernel_dispatch.convert.default(") >= 2
+    assert torch.equal(got[0], numbers(torch.bfloat16).int()) or got[0].dtype is torch.int32
+
+
+def test_sound_of_short_numbers() -> None:
+    """What a recording becomes before a model sees it."""
+    sound = torch.randint(-(2**15), 2**15, (4, 4000), dtype=torch.int16)
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x / 32768, (x.clamp(-1000, 1000) * 2 + x.abs()).amax(-1), x > 100
+
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        for got, own in zip(compiled(sound), function(sound), strict=True):
+            assert got.dtype == own.dtype
+            torch.testing.assert_close(got, own, rtol=1e-6, atol=0)
+    assert_ran_as_planned(compiled, "O2")
+
+
+def test_a_few_are_converted_in_the_loop() -> None:
+    compiled = compile_at("O2", lambda x: x.to(torch.int32) + 1)
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(compiled, numbers(torch.bfloat16)[:100])
+    assert "kernel_dispatch.convert" not in code
