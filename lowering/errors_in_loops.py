@@ -2,20 +2,22 @@
 
 Inductor (2.13) checks indices within its loops and throws from there. Out of a loop that OpenMP
 divides no exception may leave: one token beyond the vocabulary ended the whole process. In the
-generated source such a loop keeps its first error, which is thrown when the threads are done.
+generated source such a loop keeps its first error, which is thrown when the threads are done. Where
+an index is used under a mask (of padding), Inductor checks nothing at all; here it is checked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lowering.replacing import replaced
 
 _CHECK = "TORCH_CHECK("
-_WRONG_INDEX = "index out of bounds: "
+_WRONG_INDEX = ("out of bounds", "out of range", "the valid range", "Class values must be")
+_ALL = ".all_masked()"
 _SHARED = re.compile(r"#pragma omp (?:for|single)\b")
 _DEPTH = re.compile(r"collapse\((\d+)\)")
 _DECLARED = "std::atomic_flag has_failed = ATOMIC_FLAG_INIT; std::exception_ptr failure;"
@@ -23,22 +25,47 @@ _KEPT = "catch (...) { if (!has_failed.test_and_set()) failure = std::current_ex
 _THROWN = "if (failure) std::rethrow_exception(failure);"
 
 
-def reach_the_caller() -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def reach_the_caller() -> Iterator[None]:
     """For the time in which Inductor generates code."""
     from torch._inductor.codegen import cpp
 
-    def making(write: Callable[..., str]) -> Callable[..., str]:
-        def written(self: Any, *args: Any, **kwargs: Any) -> str:
-            return with_errors_kept(write(self, *args, **kwargs))
+    with (
+        replaced(getattr(cpp, "KernelGroup", None), "codegen_group", _writing),
+        replaced(getattr(cpp, "CppKernel", None), "indirect_assert", _checking),
+    ):
+        yield
 
-        return written
 
-    return replaced(getattr(cpp, "KernelGroup", None), "codegen_group", making)
+def _writing(write: Callable[..., str]) -> Callable[..., str]:
+    def written(self: Any, *args: Any, **kwargs: Any) -> str:
+        return with_errors_kept(write(self, *args, **kwargs))
+
+    return written
+
+
+def _checking(check: Callable[..., str]) -> Callable[..., str]:
+    """Of one index, where a mask says whether anything is read with it. Inductor's own `~mask` is
+    true of both truth values in C++: it checks nothing, and memory of others is read."""
+
+    def checked(self: Any, var: Any, lower: Any, upper: Any, mask: Any = None) -> str:
+        line = check(self, var, lower, upper, None)
+        if not mask:
+            return line
+        call = f"{self.assert_function}("
+        whole = str(mask)
+        if whole.endswith(_ALL):  # of a vector of them, any one reads
+            whole = f"!{whole.removesuffix(_ALL)}.all_zero()"
+        return line.replace(call, f"{call}!({whole}) || ", 1)
+
+    return checked
 
 
 def is_a_wrong_index(error: Exception) -> bool:
-    """Did a loop of generated code find an index out of range? Those are the user's."""
-    return isinstance(error, RuntimeError) and _WRONG_INDEX in str(error)
+    """Did generated code, or a kernel of torch's in it, find an index out of range? Those are the
+    user's."""
+    found = isinstance(error, RuntimeError) and any(text in str(error) for text in _WRONG_INDEX)
+    return found or isinstance(error, IndexError)
 
 
 def with_errors_kept(source: str) -> str:

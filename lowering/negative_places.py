@@ -1,8 +1,8 @@
 """Places that eager does not count from the end, where Inductor would.
 
-`index_select` and `index_add` refuse a place of -1. Inductor takes both apart into indexing, which
-has a last row for it (torch 2.13): without a word, padding became the last row of the table. A
-place before the first is made one behind the last, which generated code refuses.
+`index_select`, `index_add` and `index_copy` refuse a place of -1. Inductor takes them apart into
+indexing, which has a last row for it (torch 2.13): without a word, padding became the last row of
+the table. A place before the first is made one behind the last, which generated code refuses.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from torch import fx
 from lowering.regions.calls import name_of, value_of
 
 _PLACE = 2  # of the arguments: the tensor, the dimension, the places
-_CALLS = ("index_select", "index_add", "index_add_")
+_CALLS = ("index_select", "index_add", "index_add_", "index_copy", "index_copy_")
 
 
 def refuse(module: fx.GraphModule) -> None:
-    """For a graph as Dynamo captured it, which Inductor is about to take apart."""
+    """For a graph as Dynamo captured it, and those in it, which Inductor is about to take apart."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            _refuse(part)
+
+
+def _refuse(module: fx.GraphModule) -> None:
     graph = module.graph
     found = [node for node in graph.nodes if name_of(node) in _CALLS and _is_on_cpu(node)]
     for node in found:

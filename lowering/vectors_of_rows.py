@@ -8,30 +8,55 @@ the row it takes a thirtieth.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
 
 from lowering.replacing import replaced
 
 
-def read_whole() -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def read_whole() -> Iterator[None]:
     """For the time in which Inductor generates code."""
     from torch._inductor.codegen import cpp
 
-    def making(select: Callable[..., Any]) -> Callable[..., Any]:
-        def along_rows(self: Any, loops: Any, sizes: Any, count: int) -> Any:
-            chosen = select(self, loops, sizes, count)
-            outer, summed = max(sizes, key=lambda one: len(one[1]))
-            if len(chosen) != 1 or not summed or chosen[0] < len(outer):
-                return chosen
-            found = _loop_along_rows(_indices(loops, sizes), len(outer), count)
-            return chosen if found is None else [found]
+    with (
+        replaced(getattr(cpp, "TilingSelect", None), "_select_tiling_indices", _selecting),
+        replaced(getattr(cpp, "CppVecKernel", None), "store_reduction", _storing),
+    ):
+        yield
 
-        return along_rows
 
-    return replaced(getattr(cpp, "TilingSelect", None), "_select_tiling_indices", making)
+def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
+    def along_rows(self: Any, loops: Any, sizes: Any, count: int) -> Any:
+        chosen = select(self, loops, sizes, count)
+        outer, summed = max(sizes, key=lambda one: len(one[1]))
+        if len(chosen) != 1 or not summed or chosen[0] < len(outer):
+            return chosen
+        found = _loop_along_rows(_indices(loops, sizes), len(outer), count)
+        return chosen if found is None else [found]
+
+    return along_rows
+
+
+def _storing(store: Callable[..., Any]) -> Callable[..., Any]:
+    """One result may be stored twice: Inductor names its halves by it alone, which C++ refuses."""
+
+    def stored(self: Any, name: str, index: Any, value: Any) -> Any:
+        from torch._inductor.codegen.common import DeferredLine
+        from torch._inductor.virtualized import V
+
+        vertical = self.tiling_idx < self.reduction_depth
+        if vertical and V.graph.get_dtype(name) in (torch.bfloat16, torch.float16):
+            own = f"{value}_{name}"
+            self.reduction_suffix.writeline(DeferredLine(name, f"auto {own} = {value};"))
+            value = own
+        return store(self, name, index, value)
+
+    return stored
 
 
 def _indices(loops: Sequence[Any], sizes: Sequence[Any]) -> Iterator[Any]:

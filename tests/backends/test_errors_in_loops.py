@@ -92,6 +92,31 @@ def test_each_thread_may_find_an_error() -> None:
             compiled(table, places - 100)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pad", [(0, 0, 1, 1), (2, 3), (2, 3, 1, 1)], ids=str)
+def test_under_a_mask(pad: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Which Inductor does not check: what it read of foreign memory had no error, or the last."""
+    table, places = given()
+
+    def padded(table: Tensor, places: Tensor) -> Tensor:
+        return functional.pad(table[places], pad) * 2
+
+    def added(table: Tensor, places: Tensor) -> Tensor:
+        return functional.pad(table[places], pad).sum(1)
+
+    for function in (padded, added):
+        compiled = compile_at("O2", function)
+        with torch.no_grad():
+            own, exact = function(table.to(dtype), places), function(table.double(), places)
+            assert_contract(compiled(table.to(dtype), places), own, exact, str(pad))
+            for wrong in (53, -51, 10**9):
+                beyond = places.clone()
+                beyond[3, 4] = wrong
+                with pytest.raises(IndexError, match="out of bounds"):
+                    compiled(table.to(dtype), beyond)
+        assert_ran_as_planned(compiled, "O2")
+
+
 def test_while_a_graph_is_trained() -> None:
     table, places = given()
     table.requires_grad_()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import kernel_dispatch
 from tests.support.compiling import compile_at, size_limits_lifted
@@ -23,12 +24,25 @@ def added_in_place(table: Tensor, places: Tensor) -> Tensor:
     return total
 
 
+def checkpointed(table: Tensor, places: Tensor) -> Tensor:
+    def selected(table: Tensor, places: Tensor) -> Tensor:
+        return table.index_select(0, places) * 2
+
+    got = checkpoint(selected, table, places, use_reentrant=False)
+    assert isinstance(got, Tensor)
+    return got
+
+
 FUNCTIONS: dict[str, Function] = {
     "index_select": lambda table, places: table.index_select(0, places) * 2,
     "of the last dimension": lambda table, places: table.index_select(-1, places) * 2,
     "by name": lambda table, places: torch.index_select(input=table, dim=1, index=places) * 2,
     "index_add": lambda table, places: table.index_add(0, places, table[: len(places)]) * 2,
     "index_add_": added_in_place,
+    "index_copy": lambda table, places: (
+        table.index_copy(0, places.long(), table[: len(places)]) * 2
+    ),
+    "in a graph within": checkpointed,
 }
 
 

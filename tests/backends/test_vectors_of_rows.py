@@ -95,6 +95,21 @@ def test_places_beyond_the_table_are_an_error() -> None:
         compiled(table, places, weights)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_result_that_is_stored_twice(dtype: torch.dtype) -> None:
+    table, places, _ = given(40, dtype)
+
+    def function(table: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        rows = table[places]
+        return rows.amax(1), *rows.max(1), rows.sum(1), rows.sum(1, keepdim=True)
+
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        got, own = compiled(table, places), function(table, places)
+        assert_contract(got, own, function(table.double(), places), str(dtype))
+    assert_ran_as_planned(compiled, "O2")
+
+
 def test_gradients_of_rows_that_are_looked_up() -> None:
     table, places, weights = given(40)
     table.requires_grad_()
