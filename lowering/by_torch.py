@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +103,12 @@ REDUCTIONS = {
     aten.amin.default: Reduction(_SHORT, _WHOLE_NUMBERS),
 }
 WHOLE = {function: whole(function) for function in (*FUNCTIONS, *MOVES, *REDUCTIONS)}
+# All are made here: a graph out of a cache calls them without having been put right.
+_WITH_A_NUMBER = {
+    function: whole(function.overloadpacket.Scalar)
+    for function in FUNCTIONS
+    if str(function).endswith(".Tensor")
+}
 _MANY = 1 << 11  # fewer cost less than a call does
 
 
@@ -120,9 +126,8 @@ def put_right(graph: fx.Graph) -> None:
 def _for(node: fx.Node) -> Any:
     """Torch's kernel for a tensor takes no number, which a traced graph has in its place."""
     target: Any = node.target
-    if str(target).endswith(".Tensor") and isinstance(node.args[1], (int, float)):
-        return whole(target.overloadpacket.Scalar)
-    return WHOLE[target]
+    numbers = isinstance(node.args[-1], (int, float)) and target in _WITH_A_NUMBER
+    return _WITH_A_NUMBER[target] if numbers else WHOLE[target]
 
 
 def _takes_long(node: fx.Node) -> bool:
@@ -131,12 +136,14 @@ def _takes_long(node: fx.Node) -> bool:
     values = [node.meta.get("val"), *inputs]
     if not all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values):
         return False
-    if max(math.prod(map(hint, value.shape)) for value in values) < _MANY:
+    if max(_count(value.shape) for value in values) < _MANY:
+        return False
+    if target in _WITH_A_NUMBER and isinstance(node.args[0], (int, float)):
         return False
     if target in REDUCTIONS:
         kinds, dtype = REDUCTIONS[target], inputs[0].dtype
         dims = _reduced(node, inputs[0])
-        count = math.prod(hint(inputs[0].shape[dim]) for dim in dims)
+        count = _count(inputs[0].shape[dim] for dim in dims)
         if count <= unrolled.FEW:
             return False
         few = dtype in kinds.few and count <= kinds.most
@@ -144,6 +151,10 @@ def _takes_long(node: fx.Node) -> bool:
     if target in MOVES:
         return values[0].dtype in (*_BYTES, *_SHORT) or _moves_neighbours(node, inputs[0])
     return values[0].dtype in FUNCTIONS[target] and len({value.dtype for value in values}) == 1
+
+
+def _count(sizes: Iterable[Any]) -> int:
+    return math.prod(map(hint, sizes))
 
 
 def _reduced(node: fx.Node, x: torch.Tensor) -> list[int]:

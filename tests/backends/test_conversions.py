@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
+from lowering import by_torch
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.regions import no_cached_graphs
 from tests.support.reports import assert_ran_as_planned
@@ -106,6 +107,25 @@ def test_sound_of_short_numbers() -> None:
         for got, own in zip(compiled(sound), function(sound), strict=True):
             assert got.dtype == own.dtype
             torch.testing.assert_close(got, own, rtol=1e-6, atol=0)
+    assert_ran_as_planned(compiled, "O2")
+
+
+def test_no_operator_is_made_while_a_graph_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that takes the graph out of a cache makes none."""
+    import lowering.providers.inductor  # noqa: F401  what is registered is registered by that
+
+    def refuse(operator: object) -> None:
+        raise AssertionError(f"{operator} is made too late")
+
+    monkeypatch.setattr(by_torch, "whole", refuse)
+    sound = torch.randint(-100, 100, (4, 4000), dtype=torch.int16)
+
+    def function(x: Tensor) -> Tensor:
+        return ((x * 2 + 1 - x) & 7).roll(1, -1).flip(-1)
+
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        assert torch.equal(compiled(sound), function(sound))
     assert_ran_as_planned(compiled, "O2")
 
 
