@@ -6,8 +6,9 @@ and then computed anew is written in place both times, so that one loop reads wh
 computed from itself (`x.copy_(x.t().reshape(6, 8))`). Two inputs that change places become the same
 (`t = x.clone(); x.copy_(y); y.copy_(t)`), and a clone that is returned is what its input becomes. A
 number written by a mask (`x[x > 1] = 0`) comes before what was written by index, although it stands
-behind it. And what is gathered in an image of zeros, as the gradient of max pooling, may be added
-to others while it is still zero.
+behind it. What is put into an expanded tensor, as the gradients of `vmap(grad(...))` are, is put
+into memory that its parts share. And what is gathered in an image of zeros, as the gradient of max
+pooling, may be added to others while it is still zero.
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ def put_right(graph: fx.Graph) -> None:
     """A copy where one is needed, and a choice between two numbers where a mask says which."""
     _read_before_written(graph)
     for node in [*graph.nodes]:
+        if _is_by_index(node) and _shares_memory(node.args[0]):
+            with graph.inserting_before(node):
+                node.args = (call(graph, COPIED, node.args[0]), *node.args[1:])
+    for node in [*graph.nodes]:
         if _is_by_mask(node):
             _choose(graph, node)
     for node in [*graph.nodes]:
@@ -98,6 +103,17 @@ def put_right(graph: fx.Graph) -> None:
             with graph.inserting_before(write):
                 _read_instead(write, source, call(graph, COPIED, source))
     _write_copies(graph)
+
+
+def _shares_memory(into: Any) -> bool:
+    """Are numbers of it one in memory, as those of an expanded tensor are?"""
+    value = into.meta.get("val") if isinstance(into, fx.Node) else None
+    if not isinstance(value, Tensor):
+        return False
+    return any(
+        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
+        for stride, size in zip(value.stride(), value.shape, strict=True)
+    )
 
 
 def _read_instead(write: fx.Node, source: fx.Node, copy: fx.Node) -> None:

@@ -421,3 +421,27 @@ def test_a_mask_comes_after_what_was_written_by_index(function: Any) -> None:
         torch.testing.assert_close(compiled(mine, y, rows), function(own, y, rows))
     torch.testing.assert_close(mine, own)
     assert_ran_as_planned(compiled, "O2")
+
+
+INTO_EXPANDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "put": lambda x, i: x[:1].expand(8, 6).index_put((i,), x[: len(i)] * 2),
+    "added": lambda x, i: x[:1].expand(8, 6).index_put((i,), x[: len(i)] * 2, accumulate=True),
+    "scattered": lambda x, i: x[:, :1].expand(8, 6).scatter(0, i[:, None], x * 2),
+    "added by scattering": lambda x, i: x[:, :1].expand(8, 6).scatter_add(0, i[:, None], x * 2),
+    "a slice": lambda x, i: x[:1].expand(8, 6).slice_scatter(x[:2] * 2, 0, 3, 5),
+    "a row": lambda x, i: x[:1].expand(8, 6).select_scatter(x[2] * 2, 0, 3),
+    "gradients of each": lambda x, i: torch.func.vmap(
+        torch.func.grad(lambda one: one.index_select(0, i % 6).square().sum())
+    )(x),
+    "a Jacobian": lambda x, i: torch.func.jacrev(lambda one: one.index_select(0, i).square())(x),
+}
+
+
+@pytest.mark.parametrize("name", INTO_EXPANDED)
+def test_what_is_put_into_an_expanded_tensor(name: str) -> None:
+    """Inductor put it in place, into memory that all parts share."""
+    function, x, places = INTO_EXPANDED[name], torch.randn(8, 6), torch.tensor([3, 0, 5, 3, 3])
+    compiled = compile_at("O2", function)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, places), function(x, places))
+    assert_ran_as_planned(compiled, "O2")
