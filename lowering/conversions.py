@@ -41,9 +41,9 @@ def put_right(graph: fx.Graph) -> None:
     _widen_short_numbers(graph)
     for node in graph.find_nodes(op="call_function", target=_CONVERT):
         given, wanted = (one.meta.get("val") for one in (node.args[0], node))
-        if not isinstance(given, torch.Tensor) or given.device.type != "cpu":
-            continue
-        if math.prod(map(hint, wanted.shape)) >= _MANY:
+        if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+            continue  # between our own operators
+        if given.device.type == "cpu" and math.prod(map(hint, wanted.shape)) >= _MANY:
             _convert(graph, node, given.dtype, wanted.dtype)
 
 
