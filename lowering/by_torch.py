@@ -109,7 +109,7 @@ _WITH_A_NUMBER = {
     for function in FUNCTIONS
     if str(function).endswith(".Tensor")
 }
-_MANY = 1 << 11  # fewer cost less than a call does
+MANY = 1 << 11  # fewer cost less than a call does
 
 
 def put_right(graph: fx.Graph) -> None:
@@ -136,7 +136,7 @@ def _takes_long(node: fx.Node) -> bool:
     values = [node.meta.get("val"), *inputs]
     if not all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values):
         return False
-    if max(_count(value.shape) for value in values) < _MANY:
+    if max(_count(value.shape) for value in values) < MANY:
         return False
     if target in _WITH_A_NUMBER and isinstance(node.args[0], (int, float)):
         return False

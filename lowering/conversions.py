@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import outputs
+from lowering import by_torch, outputs
 from lowering.graphs import call, hint
 
 prims = torch.ops.prims
@@ -33,7 +33,6 @@ _HALVES = (torch.bfloat16, torch.float16)
 _BYTES = (torch.uint8, torch.int8)
 _LONG = (torch.int64, torch.float64)
 _WIDE = (torch.int32, *_LONG)
-_MANY = 1 << 11  # fewer cost less than a call does
 
 
 def put_right(graph: fx.Graph) -> None:
@@ -43,7 +42,7 @@ def put_right(graph: fx.Graph) -> None:
         given, wanted = (one.meta.get("val") for one in (node.args[0], node))
         if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
             continue  # between our own operators
-        if given.device.type == "cpu" and math.prod(map(hint, wanted.shape)) >= _MANY:
+        if given.device.type == "cpu" and math.prod(map(hint, wanted.shape)) >= by_torch.MANY:
             _convert(graph, node, given.dtype, wanted.dtype)
 
 
@@ -54,7 +53,7 @@ def _widen_short_numbers(graph: fx.Graph) -> None:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.int16:
             continue
-        if value.device.type != "cpu" or math.prod(map(hint, value.shape)) < _MANY:
+        if value.device.type != "cpu" or math.prod(map(hint, value.shape)) < by_torch.MANY:
             continue
         wider: dict[torch.dtype, fx.Node] = {}
         for reader in list(node.users):

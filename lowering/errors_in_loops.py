@@ -16,7 +16,15 @@ from typing import Any
 from lowering.replacing import replaced
 
 _CHECK = "TORCH_CHECK("
-_WRONG_INDEX = ("out of bounds", "out of range", "the valid range", "Class values must be")
+# As torch says it. Python's own "list index out of range" would be a fault of ours.
+_WRONG_INDEX = (
+    "index out of bounds: ",
+    "is out of bounds",
+    "index out of range in self",
+    "out of range: tried to access",
+    "is not in the valid range",
+    "Class values must be",
+)
 _ALL = ".all_masked()"
 _SHARED = re.compile(r"#pragma omp (?:for|single)\b")
 _DEPTH = re.compile(r"collapse\((\d+)\)")
@@ -64,8 +72,8 @@ def _checking(check: Callable[..., str]) -> Callable[..., str]:
 def is_a_wrong_index(error: Exception) -> bool:
     """Did generated code, or a kernel of torch's in it, find an index out of range? Those are the
     user's."""
-    found = isinstance(error, RuntimeError) and any(text in str(error) for text in _WRONG_INDEX)
-    return found or isinstance(error, IndexError)
+    kinds = (IndexError, RuntimeError)
+    return isinstance(error, kinds) and any(text in str(error) for text in _WRONG_INDEX)
 
 
 def with_errors_kept(source: str) -> str:

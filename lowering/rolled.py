@@ -19,7 +19,6 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 _ROLL = by_torch.whole(aten.roll.default)
-_MANY = 1 << 11  # fewer cost less than a call does
 _NO_VECTORS = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
@@ -45,7 +44,7 @@ def _rolled(node: fx.Node) -> tuple[int, int] | None:
     (dim,) = places
     if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
         return None
-    if value.numel() < _MANY or (value.stride(dim) != 1 and value.dtype not in _NO_VECTORS):
+    if value.numel() < by_torch.MANY or (value.stride(dim) != 1 and value.dtype not in _NO_VECTORS):
         return None
     start = _start(given[dim], value.shape[dim])
     return None if start is None else (-start, dim)

@@ -11,7 +11,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional
 
 import kernel_dispatch
-from lowering.errors_in_loops import with_errors_kept
+from lowering.errors_in_loops import is_a_wrong_index, with_errors_kept
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.numerics import assert_contract
 from tests.support.regions import no_cached_graphs
@@ -151,6 +151,17 @@ def test_in_a_graph_that_writes_into_its_inputs() -> None:
         torch.testing.assert_close(compiled(count, table, places), table[places] * 2)
     assert_ran_as_planned(compiled, "O2")
     assert kernel_dispatch.report(compiled)[0].runs_by_provider == {"inductor": 2}
+
+
+def test_a_fault_of_ours_is_no_wrong_index() -> None:
+    """A graph with one of those goes to eager."""
+    assert is_a_wrong_index(
+        RuntimeError("kernel, main.cpp:9, index out of bounds: 0 <= tmp3 < 50L")
+    )
+    assert is_a_wrong_index(IndexError("index 7 is out of bounds for dimension 0 with size 5"))
+    for error in (IndexError("list index out of range"), KeyError("is out of bounds")):
+        assert not is_a_wrong_index(error)
+    assert not is_a_wrong_index(RuntimeError("the kernel failed"))
 
 
 def test_with_sizes_that_change() -> None:
