@@ -204,6 +204,16 @@ def _parse_calibration(value: Any, source: str) -> str:
 CALIBRATION = ("auto", "off")
 
 
+def _parse_guards(value: Any, source: str) -> str:
+    word = str(value).strip().lower()
+    if word not in GUARDS:
+        raise unknown("guards", value, GUARDS, source)
+    return word
+
+
+GUARDS = ("pinned", "torch")
+
+
 def _parse_inductor(value: Any, source: str) -> tuple[tuple[str, Any], ...]:
     """Config of Inductor for advanced users, every key checked against the installed torch."""
     if not isinstance(value, Mapping):
@@ -342,6 +352,16 @@ OPTIONS: tuple[Option, ...] = (
         "auto or off",
         "auto measures this machine once, for 3 seconds, when a graph needs it and no profile "
         "is stored; off only uses a stored one.",
+    ),
+    Option(
+        "guards",
+        "UNIFIED_GUARDS",
+        "pinned",
+        _parse_guards,
+        "pinned or torch",
+        "How each call finds out that a model's modules and weights are as the graph needs them. "
+        "torch looks up each of them; pinned first asks whether anything changed at all (on CPU "
+        "from O2 on, Python 3.10 to 3.12).",
     ),
     Option(
         "inductor",

@@ -19,6 +19,7 @@ from kernel_dispatch import (
     devices,
     dynamo,
     kept_memory,
+    pinned_guards,
     placement,
     reporting,
 )
@@ -138,6 +139,8 @@ def _pipeline(
     debug.trace(gm, record)
     log.info("%s", record)
     run = waking_threads(compiled.run, record.target, facts)
+    if settings.guards == "pinned":
+        pinned_guards.wanted(record)
     return Guard(
         record,
         eager if compiled.plain else with_threads(run, settings.threads),

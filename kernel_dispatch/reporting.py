@@ -67,6 +67,7 @@ class GraphReport:
     seconds: dict[str, float] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
     transfers: int = 0
+    guards: tuple[int, int] = (0, 0)  # that are pinned, and that are asked in each call beside them
     _runs: Counter[str] = field(default_factory=Counter)
     _region_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -139,6 +140,7 @@ class GraphReport:
             "seconds": dict(self.seconds),
             "cache": dict(self.cache),
             "transfers": self.transfers,
+            "guards": dict(zip(("pinned", "asked"), self.guards, strict=True)),
             "plan_fingerprint": self.plan.fingerprint(),
             "facts": self.facts.as_dict(),
         }

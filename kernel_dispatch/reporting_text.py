@@ -46,6 +46,8 @@ def graph_text(graph: GraphReport, verbose: bool) -> str:
     lines += [f"  note: {note}" for note in graph.notes]
     if graph.transfers:
         lines.append(f"  moved {graph.transfers} tensors between devices")
+    if graph.guards[0]:
+        lines.append("  guards: {} pinned, {} asked in each call".format(*graph.guards))
     lines.append(f"  compile {_seconds(graph)}; cache {_cache(graph)}")
     if verbose:
         lines += [f"  {line}" for line in _rejections(graph)]

@@ -58,6 +58,7 @@ class Settings:
     buckets: tuple[int, ...] | None = None
     cache_dir: str | None = None
     calibration: str = "auto"
+    guards: str = "pinned"
     inductor: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold lists
     mode: str | None = None
     sources: tuple[tuple[str, str], ...] = ()
@@ -96,6 +97,7 @@ class Settings:
             "buckets": "off" if self.buckets is None else list(self.buckets) or "auto",
             "cache_dir": str(self.cache_folder),
             "calibration": self.calibration,
+            "guards": self.guards,
             "inductor": {key: repr(value) for key, value in self.inductor},
         }
         rows = {name: {"value": v, "source": sources[name]} for name, v in shown.items()}

@@ -37,6 +37,7 @@ class DispatchConfig:
     buckets: str | bool | Iterable[int] | None = None
     cache_dir: str | os.PathLike[str] | None = None
     calibration: str | None = None
+    guards: str | None = None
     inductor: Mapping[str, Any] | None = None
 
     def __new__(cls, **values: Any) -> DispatchConfig:

@@ -17,9 +17,10 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -210,6 +211,7 @@ def _build(target: Path) -> None:
 
 class _Loaded:
     library: ctypes.CDLL | None = None
+    with_python: ctypes.PyDLL | None = None  # the same, for what handles Python's objects
 
 
 def _load(path: Path) -> None:
@@ -228,10 +230,13 @@ def _load(path: Path) -> None:
         library.kernel_dispatch_keep_memory.argtypes = (ctypes.c_int64, ctypes.c_bool)
         library.kernel_dispatch_wake_threads.restype = ctypes.c_bool
         library.kernel_dispatch_forget_watched.argtypes = (ctypes.c_int64,)
+        with_python = ctypes.PyDLL(str(path))
+        with_python.kernel_dispatch_pin.argtypes = (ctypes.py_object,) * 4
+        with_python.kernel_dispatch_pin.restype = ctypes.py_object
         from lowering.native import shapes
 
         shapes.register()
-        _Loaded.library = library
+        _Loaded.library, _Loaded.with_python = library, with_python
 
 
 def multiplies_bfloat16() -> bool:
@@ -313,6 +318,21 @@ def waker() -> Callable[[], bool] | None:
     """What wakes OpenMP's threads of the calling thread if they may sleep, and says whether it did;
     None before loading."""
     return None if _Loaded.library is None else _Loaded.library.kernel_dispatch_wake_threads
+
+
+def pin(
+    starts: list[tuple[str, Any, Mapping[str, Any] | None]],
+    pins: list[tuple[int, Any]],
+    alone: list[torch.Tensor],
+    others: list[str],
+) -> Callable[[Mapping[str, Any]], bool] | None:
+    """Of native/pins.cpp: what says whether objects are as they are now. Before loading, and where
+    Python cannot say, None."""
+    if _Loaded.with_python is None:
+        return None
+    found: Callable[[Mapping[str, Any]], bool] | None
+    found = _Loaded.with_python.kernel_dispatch_pin(starts, pins, alone, others)
+    return found
 
 
 def idle_bytes() -> int:

@@ -96,6 +96,7 @@ def test_each_option_is_resolved_on_its_own() -> None:
         "buckets": "default",
         "cache_dir": "default",
         "calibration": "default",
+        "guards": "default",
         "inductor": "default",
     }
 

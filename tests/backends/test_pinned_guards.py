@@ -1,0 +1,485 @@
+"""Guards that are pinned: nothing is asked while nothing changes, and no change goes unnoticed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kernel_dispatch import pinned_guards
+from kernel_dispatch.pinned_guards import Unchanged
+from lowering.native import library
+from tests.support.compiling import compile_at
+from tests.support.reports import graph_reports as graphs
+
+pytestmark = pytest.mark.skipif(
+    not library.probe().available, reason="the kernels cannot be built here"
+)
+
+
+class Sizes:
+    def __init__(self) -> None:
+        self.factor = 2
+
+
+class Block(nn.Module):
+    def __init__(self, size: int = 8) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+        self.register_buffer("shift", torch.ones(size))
+        self.register_buffer("other", torch.zeros(size))
+        self.scale = 1.5
+        self.pair = (2, 3)
+        self.table = {"a": 1.0}
+        self.sizes = Sizes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x) * self.scale + self.shift - self.other
+        x = x * self.pair[0] + self.table["a"] + self.sizes.factor
+        if hasattr(self, "more"):
+            x = x + self.more
+        return x + 1 if self.training else x
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), nn.ReLU(), Block(), nn.LayerNorm(8)).eval()
+
+
+X = torch.linspace(-1, 1, 24).reshape(3, 8)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=32), torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def in_full() -> Iterator[mock.Mock]:
+    """Counts how often torch's own guards are asked."""
+    asked = mock.Mock()
+    whole = Unchanged._in_full
+
+    def counted(self: Unchanged, arguments: Any) -> bool:
+        asked()
+        return whole(self, arguments)
+
+    with mock.patch.object(Unchanged, "_in_full", counted):
+        yield asked
+
+
+def assert_equal_to_eager(compiled: Any, eager: Any, x: Tensor = X, times: int = 3) -> None:
+    for _ in range(times):
+        torch.testing.assert_close(compiled(x), eager(x))
+
+
+# --- while nothing changes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_nothing_is_asked_while_nothing_changes(level: str, in_full: mock.Mock) -> None:
+    eager = model()
+    compiled = compile_at(level, eager)
+    assert_equal_to_eager(compiled, eager)
+    in_full.reset_mock()
+    assert_equal_to_eager(compiled, eager, times=5)
+    assert in_full.call_count == 0
+    (graph,) = graphs(compiled)
+    pinned, asked = graph.guards
+    assert pinned > 50 > asked
+    assert f"guards: {pinned} pinned, {asked} asked in each call" in graph.text()
+    assert graph.as_dict()["guards"] == {"pinned": pinned, "asked": asked}
+
+
+def test_values_of_weights_and_buffers_are_no_change(in_full: mock.Mock) -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager)
+    in_full.reset_mock()
+    for tensor in (*eager.parameters(), *eager.buffers()):
+        tensor.add_(0.25)
+    assert_equal_to_eager(compiled, eager)
+    assert in_full.call_count == 0
+    assert len(graphs(compiled)) == 1
+
+
+def closure(net: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda x: net(x) * 2
+
+
+class Pipeline:
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.net(x) * 2
+
+
+GLOBAL = model()
+
+
+def with_global(x: Tensor) -> Tensor:
+    return GLOBAL(x) * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [closure(model()), Pipeline(model()).run, with_global],
+    ids=["closure", "attribute", "global"],
+)
+def test_wherever_the_model_comes_from(function: Any, in_full: mock.Mock) -> None:
+    compiled = compile_at("O1", function)
+    assert_equal_to_eager(compiled, function)
+    in_full.reset_mock()
+    assert_equal_to_eager(compiled, function)
+    assert in_full.call_count == 0
+    assert graphs(compiled)[0].guards[0] > 50
+
+
+def test_layers_that_share_a_graph_are_pinned_each(in_full: mock.Mock) -> None:
+    layers = [Block().eval() for _ in range(4)]
+
+    def run(layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x) * 2
+
+    compiled = compile_at("O1", run)
+    for _ in range(2):
+        for layer in layers:
+            torch.testing.assert_close(compiled(layer, X), run(layer, X))
+    assert len(graphs(compiled)) == 1
+    with mock.patch.object(pinned_guards.Plan, "pin") as pin:
+        for layer in layers * 3:
+            torch.testing.assert_close(compiled(layer, X), run(layer, X))
+    assert pin.call_count == 0
+    layers[2].scale = 3.0
+    for layer in layers:
+        torch.testing.assert_close(compiled(layer, X), run(layer, X))
+    assert len(graphs(compiled)) == 2
+
+
+# --- what changes ---------------------------------------------------------------------------------
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def _new_weight(m: Any) -> None:
+    m[2].layer.weight = nn.Parameter(torch.randn(8, 8))
+
+
+def _other_memory(m: Any) -> None:
+    m[2].layer.weight.data = torch.randn(8, 8)
+
+
+def _transposed(m: Any) -> None:
+    m[2].layer.weight.data = torch.randn(8, 8).t()
+
+
+def _swapped(m: Any) -> None:
+    torch.utils.swap_tensors(m[2].layer.weight, nn.Parameter(torch.randn(8, 8).t()))
+
+
+def _without_bias(m: Any) -> None:
+    m[2].layer.bias = None
+
+
+def _attributes_at_once(m: Any) -> None:
+    m[2].__dict__ = {**m[2].__dict__, "scale": 4.0}
+
+
+def _deleted(m: Any) -> None:
+    del m[1]
+
+
+def _tied(m: Any) -> None:
+    m[2].other = m[2].shift
+
+
+def _assigned(m: Any) -> None:
+    m.load_state_dict({k: v.clone().add_(1) for k, v in m.state_dict().items()}, assign=True)
+
+
+def _loaded(m: Any) -> None:
+    m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()})
+
+
+def _class(m: Any) -> None:
+    m[2].layer.__class__ = Doubled
+
+
+def _setting(path: str, value: Any) -> Callable[[Any], None]:
+    *holders, name = path.split(".")
+
+    def change(m: Any) -> None:
+        found = m[2]
+        for holder in holders:
+            found = getattr(found, holder)
+        setattr(found, name, value)
+
+    change.__name__ = path
+    return change
+
+
+# What changes, and whether the graph has to be another one.
+CHANGES: list[tuple[Callable[[Any], object], bool]] = [
+    (_setting("scale", 4.0), True),
+    (_setting("pair", (4, 3)), True),
+    (_setting("table", {"a": 5.0}), True),
+    (_setting("sizes.factor", 7), True),
+    (_setting("more", 3.0), True),
+    (_setting("unrelated", 3.0), False),
+    (_setting("layer", nn.Linear(8, 8)), False),
+    (_setting("layer", nn.Linear(8, 8, bias=False)), True),
+    (_setting("layer", nn.Identity()), True),
+    (_setting("layer", Doubled(8, 8)), True),
+    (_new_weight, False),
+    (_other_memory, False),
+    (_transposed, True),
+    (_swapped, True),
+    (_without_bias, True),
+    (_attributes_at_once, True),
+    (_deleted, True),
+    (_tied, True),
+    (_assigned, False),
+    (_loaded, False),
+    (_class, True),
+    (lambda m: m[2].table.update(a=6.0), True),
+    (lambda m: m.train(), True),
+    (lambda m: m.train().eval(), False),
+    (lambda m: m.requires_grad_(False), True),
+    (lambda m: m[2].shift.resize_(1), True),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "recompiles"), CHANGES, ids=lambda given: getattr(given, "__name__", str(given))
+)
+def test_a_change_is_noticed(change: Callable[[Any], object], recompiles: bool) -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager)
+    assert len(graphs(compiled)) == 1
+    change(eager)
+    assert_equal_to_eager(compiled, eager)
+    assert len(graphs(compiled)) == 1 + recompiles
+
+
+def test_what_was_changed_back_needs_no_new_graph() -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    for scale in (1.5, 2.0, 1.5, 2.0):
+        eager[2].scale = scale
+        assert_equal_to_eager(compiled, eager)
+    assert len(graphs(compiled)) == 2
+
+
+def test_the_reason_is_the_one_that_torch_gives() -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager)
+    eager[2].scale = 9.0
+    assert_equal_to_eager(compiled, eager)
+    assert "scale" in graphs(compiled)[1].recompile_reason
+
+
+def test_an_input_may_not_be_a_buffer_that_the_graph_reads() -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager, torch.ones(8))
+    assert_equal_to_eager(compiled, eager, eager[2].shift)
+    assert len(graphs(compiled)) == 2
+
+
+def test_modes_of_torch_are_noticed() -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager)
+    with torch.inference_mode():
+        assert_equal_to_eager(compiled, eager)
+    with torch.enable_grad():
+        compiled(X).sum().backward()
+    assert eager[0].layer.weight.grad is not None
+    assert_equal_to_eager(compiled, eager)
+
+
+def test_a_model_that_writes_into_itself_is_left_to_torch(in_full: mock.Mock) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.latest = self.block(x)
+            return self.latest * 2
+
+    eager = Counting().eval()
+    compiled = compile_at("O1", eager)
+    with mock.patch.object(pinned_guards.Plan, "pin", autospec=True) as pin:
+        pin.side_effect = lambda plan, arguments: lambda arguments: False
+        for _ in range(40):
+            compiled(X)
+        assert pin.call_count == pinned_guards._MOST_CHANGES
+        with mock.patch.object(pinned_guards, "_SECONDS", 0.0):  # long after
+            compiled(X)
+        assert pin.call_count == pinned_guards._MOST_CHANGES + 1
+    assert in_full.call_count >= 40
+    eager.block.scale = 5.0
+    assert_equal_to_eager(compiled, eager)
+
+
+# --- what stays as it would be without us ---------------------------------------------------------
+
+
+def test_nothing_is_kept_alive() -> None:
+    def run(net: nn.Module, x: Tensor) -> Tensor:
+        return net(x) * 2
+
+    compiled = compile_at("O1", run)
+    eager = model()
+    for _ in range(3):
+        compiled(eager, X)
+    part, weight = weakref.ref(eager[2]), weakref.ref(eager[2].layer.weight)
+    eager[2] = nn.Identity()
+    gc.collect()
+    assert part() is None and weight() is None
+    whole = weakref.ref(eager)
+    del eager
+    gc.collect()
+    assert whole() is None
+
+
+def test_guards_as_torch_has_them() -> None:
+    eager = model()
+    compiled = torch.compile(eager, backend="unified", options={"level": "O1", "guards": "torch"})
+    assert_equal_to_eager(compiled, eager)
+    (graph,) = graphs(compiled)
+    assert graph.guards == (0, 0)
+    assert "guards:" not in graph.text()
+
+
+def test_other_backends_have_their_own() -> None:
+    compile_at("O1", model())(X)
+    with mock.patch.object(pinned_guards, "divide") as divide:
+        eager = model()
+        assert_equal_to_eager(torch.compile(eager, backend="eager"), eager)
+    assert divide.call_count == 0
+
+
+@pytest.mark.parametrize("missing", ["divide", "_in_two_parts"])
+def test_where_torch_is_another_one(missing: str) -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    with mock.patch.object(pinned_guards, missing, side_effect=AttributeError("moved")):
+        assert_equal_to_eager(compiled, eager)
+    (graph,) = graphs(compiled)
+    assert graph.guards == (0, 0)
+    eager[2].scale = 3.0
+    assert_equal_to_eager(compiled, eager)
+
+
+def test_where_python_cannot_say() -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    with mock.patch.object(library, "pin", return_value=None):
+        assert_equal_to_eager(compiled, eager)
+        eager[2].scale = 3.0
+        assert_equal_to_eager(compiled, eager)
+    assert [graph.guards for graph in graphs(compiled)] == [(0, 0), (0, 0)]
+
+
+def test_threads_may_call_while_the_model_changes() -> None:
+    eager = model()
+    compiled = compile_at("O1", eager)
+    allowed = []
+    for scale in (1.5, 3.0):
+        eager[2].scale = scale
+        allowed.append(compiled(X))
+    wrong: list[Tensor] = []
+    done = threading.Event()
+
+    def call() -> None:
+        with torch.no_grad():
+            while not done.is_set():
+                found = compiled(X)
+                if not any(torch.allclose(found, one, atol=1e-5) for one in allowed):
+                    wrong.append(found)
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for turn in range(200):
+        eager[2].scale = (1.5, 3.0)[turn % 2]
+    done.set()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+# --- the pins themselves --------------------------------------------------------------------------
+
+OBJECT, DICTIONARY, TYPE, TENSOR = range(4)
+
+
+def holds_after(kind: int, thing: Any, change: Callable[[Any], object]) -> bool:
+    hold = library.pin([("x", thing, None)], [(kind, thing)], [], [])
+    if hold is None:
+        pytest.skip("this Python does not number the changes of its dictionaries")
+    assert hold({"x": thing}) and hold({"x": thing, "y": 1})
+    change(thing)
+    return hold({"x": thing})
+
+
+class Anything:
+    pass
+
+
+def test_pins_of_python() -> None:
+    assert holds_after(DICTIONARY, {"a": 1}, lambda d: d.get("a"))
+    assert not holds_after(DICTIONARY, {"a": 1}, lambda d: d.update(a=2))
+    assert not holds_after(DICTIONARY, {"a": 1}, lambda d: d.pop("a"))
+    assert not holds_after(DICTIONARY, {"a": 1}, lambda d: d.update(b=2))
+    assert holds_after(OBJECT, Anything(), lambda o: setattr(o, "a", 1))
+    assert not holds_after(OBJECT, Anything(), lambda o: setattr(o, "__dict__", {}))
+    assert not holds_after(OBJECT, Block(), lambda o: setattr(o, "__class__", nn.ReLU))
+    Anything().__class__  # noqa: B018  (a class has a number once it was asked something)
+    assert not holds_after(TYPE, Anything, lambda c: setattr(c, "a", 1))
+
+
+def test_pins_of_tensors() -> None:
+    def weight() -> nn.Parameter:
+        return nn.Parameter(torch.ones(4, 6))
+
+    assert holds_after(TENSOR, weight(), lambda w: w.add_(1))
+    assert holds_after(TENSOR, weight(), lambda w: setattr(w, "data", torch.zeros(4, 6)))
+    for other in (torch.ones(4, 7), torch.ones(6, 4).t(), torch.ones(4, 6, dtype=torch.half)):
+        assert not holds_after(TENSOR, weight(), lambda w, o=other: setattr(w, "data", o))
+    assert not holds_after(TENSOR, weight(), lambda w: w.requires_grad_(False))
+    assert not holds_after(TENSOR, weight(), lambda w: torch._dynamo.mark_dynamic(w, 0))
+
+
+def test_pins_of_arguments() -> None:
+    thing, other = Anything(), torch.ones(2)
+    hold = library.pin([("x", thing, None)], [], [other], ["y"])
+    if hold is None:
+        pytest.skip("this Python does not number the changes of its dictionaries")
+    assert hold({"x": thing, "y": torch.ones(2)})
+    assert not hold({"x": Anything(), "y": torch.ones(2)})
+    assert not hold({"y": torch.ones(2)})
+    assert not hold({"x": thing, "y": other})
+    variables = {"x": thing}
+    hold = library.pin([("x", thing, variables)], [], [], [])
+    assert hold is not None and hold({})
+    variables["x"] = Anything()
+    assert not hold({})
