@@ -75,6 +75,9 @@ class GraphReport:
     _wrapper: Any = field(default=None, repr=False, compare=False)
     _code: types.CodeType | None = field(default=None, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        self.keeps_memory = self.settings.keep_memory != 0
+
     @property
     def target(self) -> str:
         return self.plan.target
@@ -107,10 +110,6 @@ class GraphReport:
     @property
     def tolerance(self) -> float:
         return self.settings.tolerance
-
-    @property
-    def keeps_memory(self) -> bool:
-        return self.settings.keep_memory != 0
 
     def region_demoted(self, region: str, provider: str, reason: Reason) -> None:
         fell_back(self, "run", provider, "torch", reason)

@@ -168,9 +168,8 @@ class configure(contextlib.ContextDecorator):
             )
 
 
-def in_context() -> bool:
-    """Is any configure() block in force on this thread?"""
-    return bool(_context.get())
+# What configure() blocks ask for that are in force on this thread; asked in every call of a graph.
+in_context = _context.get
 
 
 def _option(name: str, source: str) -> Option:

@@ -14,8 +14,7 @@ class Listener(Protocol):
     @property
     def tolerance(self) -> float: ...
 
-    @property
-    def keeps_memory(self) -> bool: ...
+    keeps_memory: bool
 
     def region_ran(self, region: str, provider: str, times: int = 1) -> None: ...
 

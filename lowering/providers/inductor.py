@@ -92,6 +92,7 @@ def config_of(request: Request) -> dict[str, Any]:
 
 def compile(request: Request) -> Compiled:
     """Through Inductor's own entry, so that its caches, AOTAutograd and lazy backward all apply."""
+    from torch._dynamo.eval_frame import innermost_fn
     from torch._inductor import config as inductor_config
 
     with _torchs_own_warnings_ignored():
@@ -136,6 +137,7 @@ def compile(request: Request) -> Compiled:
             config_patches=config or None,
             **more,
         )
+    run = innermost_fn(run)  # Dynamo stays out of it already: what calls it is a backend's result
     notes = [
         *ahead.notes,
         *_skipped_cuda_graphs(skips, _cuda_graph_skips()),
