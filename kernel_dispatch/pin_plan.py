@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from lowering.native import library
 
 Arguments = Mapping[str, Any]
-Hold = Callable[[Arguments], bool]
 
 
-class Pin(enum.IntEnum):
-    """In the order of `enum class Kind` in lowering/native/pins.cpp."""
+class Pin(enum.IntFlag):
+    """What is to be pinned of a place. As in lowering/native/pins.cpp."""
 
-    OBJECT = 0  # its class, and which dictionary holds its attributes
-    DICTIONARY = 1
-    TYPE = 2
-    TENSOR = 3  # its class, attributes, and what TENSOR_MATCH asks for
+    OBJECT = 1  # its class, and which dictionary holds its attributes
+    ATTRIBUTES = 2  # that dictionary
+    DICTIONARY = 4  # itself
+    TYPE = 8  # its class, with all that this has
+    TENSOR = 16  # its class and attributes, and what TENSOR_MATCH asks for
+    ALONE = 32  # a tensor that no argument may be
 
 
 @dataclass(eq=False)
@@ -38,74 +40,31 @@ class Place:
     holder: Place | None
     key: Any
     is_item: bool  # of a dictionary or tuple, not an attribute
-    value: Any  # while the plan is made
-    pins: set[Pin] = field(default_factory=set)
-    pins_attributes: bool = False  # the dictionary that holds them
-    alone: bool = False  # a tensor that no argument may be
+    value: Any
+    pins: Pin = field(default_factory=lambda: Pin(0))
 
-    def pin_attributes(self) -> None:
-        self.pins.add(Pin.OBJECT)
-        self.pins_attributes = True
-
-
-class Step(NamedTuple):
-    """A place as it is found again in a later call."""
-
-    holder: int  # -1: an argument, or a global variable
-    key: Any
-    is_item: bool
-    pins: tuple[Pin, ...]
-    pins_attributes: bool
-    alone: bool
+    def as_step(self) -> tuple[int, Any, bool, type, int]:
+        holder = -1 if self.holder is None else self.holder.number
+        return holder, self.key, self.is_item, type(self.value), int(self.pins)
 
 
 class Plan:
-    """Where to go and what to pin."""
+    """What to pin, and where to find it. It keeps none of it alive."""
 
-    def __init__(
-        self, steps: Sequence[Step], variables: Mapping[str, Any], others: Sequence[str]
-    ) -> None:
-        self._steps = steps
+    def __init__(self, places: Sequence[Place], variables: Arguments, others: list[str]) -> None:
         self._globals = variables
-        self._others = list(others)
-        self._starts = [step.key for step in steps if step.holder < 0]
+        self._starts = [place.key for place in places if place.holder is None]
+        steps = [place.as_step() for place in places]
+        self.pin = library.pin_plan(steps, variables, others)
 
     def whose(self, arguments: Arguments) -> tuple[int, ...]:
         """Of which objects; another module may be called with the same graph."""
-        return tuple([id(self._start(name, arguments)) for name in self._starts])
-
-    def pin(self, arguments: Arguments) -> Hold | None:
-        """What says whether all is as it is now; None where nothing can."""
-        values: list[Any] = []
-        starts: list[tuple[str, Any, Arguments | None]] = []
-        pins: list[tuple[int, Any]] = []
-        alone: list[Any] = []
-        for step in self._steps:
-            value = self._value(step, values, arguments)
-            values.append(value)
-            if step.holder < 0:
-                among = None if step.key in arguments else self._globals
-                starts.append((step.key, value, among))
-            pins += _pins_of(step, value)
-            if step.alone:
-                alone.append(value)
-        return library.pin(starts, pins, alone, self._others)
-
-    def _value(self, step: Step, values: Sequence[Any], arguments: Arguments) -> Any:
-        if step.holder < 0:
-            return self._start(step.key, arguments)
-        holder = values[step.holder]
-        return holder[step.key] if step.is_item else holder.__dict__[step.key]
-
-    def _start(self, name: str, arguments: Arguments) -> Any:
-        return arguments[name] if name in arguments else self._globals.get(name)
-
-
-def _pins_of(step: Step, value: Any) -> Iterator[tuple[int, Any]]:
-    for kind in step.pins:
-        yield int(kind), type(value) if kind is Pin.TYPE else value
-    if step.pins_attributes:
-        yield int(Pin.DICTIONARY), value.__dict__
+        return tuple(
+            [
+                id(arguments[name] if name in arguments else self._globals.get(name))
+                for name in self._starts
+            ]
+        )
 
 
 class Parts(NamedTuple):
@@ -134,7 +93,7 @@ class _Planner:
             place = self._place_of(guard.originating_source)
             if place is None or guard.is_fsdp_module() or not self._answers(guard, place):
                 asked.append(guard)
-            elif place.alone:
+            elif Pin.ALONE in place.pins:
                 alone.append((guard, place))
             else:
                 pinned.append(guard)
@@ -147,21 +106,9 @@ class _Planner:
             asked += [guard for guard, _ in alone]
             inputs, others = [], []
             for _, place in alone:
-                place.alone = False
-        return Parts(pinned, asked, inputs, Plan(self._steps(), self._globals, others))
-
-    def _steps(self) -> list[Step]:
-        return [
-            Step(
-                -1 if place.holder is None else place.holder.number,
-                place.key,
-                place.is_item,
-                tuple(sorted(place.pins)),
-                place.pins_attributes,
-                place.alone,
-            )
-            for place in self._places.values()
-        ]
+                place.pins &= ~Pin.ALONE
+        plan = Plan(list(self._places.values()), self._globals, others)
+        return Parts(pinned, asked, inputs, plan)
 
     def _answers(self, guard: Any, place: Place) -> bool:
         answer = _ANSWERS.get(_kind(guard))
@@ -196,9 +143,15 @@ class _Planner:
 
     def _start(self, name: str, among: Arguments) -> Place | None:
         value = among.get(name)
-        if isinstance(value, torch.nn.Module) or (name == "self" and among is self._arguments):
-            return self._place(None, name, is_item=False, value=value)
-        return None  # others may be new ones in every call
+        is_self = name == "self" and among is self._arguments
+        if not isinstance(value, torch.nn.Module) and (not is_self or isinstance(value, Tensor)):
+            return None  # others may be new ones in every call
+        if _plain_attributes(value) is None:
+            return None
+        place = self._place(None, name, is_item=False, value=value)
+        # Nothing holds it, and another object may have its address later: but not its attributes.
+        place.pins |= Pin.OBJECT | Pin.ATTRIBUTES
+        return place
 
     def _attribute(self, holder: Place, name: str) -> Place | None:
         attributes = _plain_attributes(holder.value)
@@ -206,7 +159,9 @@ class _Planner:
             return None
         if _is_computed(type(holder.value), name):
             return None
-        holder.pin_attributes()
+        holder.pins |= Pin.OBJECT | Pin.ATTRIBUTES
+        if not isinstance(holder.value, torch.nn.Module):  # torch asks as `getattr` does
+            holder.pins |= Pin.TYPE
         return self._place(holder, name, is_item=False, value=attributes[name])
 
     def _item(self, holder: Place, key: Any) -> Place | None:
@@ -214,7 +169,7 @@ class _Planner:
         if type(key) not in (str, int):
             return None
         if _is_plain_dictionary(value) and key in value:
-            holder.pins.add(Pin.DICTIONARY)
+            holder.pins |= Pin.DICTIONARY
         elif type(value) is not tuple or type(key) is not int or not 0 <= key < len(value):
             return None
         return self._place(holder, key, is_item=True, value=value[key])
@@ -229,7 +184,7 @@ class _Planner:
 
     def _type(self, guard: Any, place: Place) -> bool:
         if type(place.value) not in (*_CONSTANTS, tuple):
-            place.pins.add(Pin.OBJECT)
+            place.pins |= Pin.OBJECT
         return True
 
     def _constant(self, guard: Any, place: Place) -> bool:
@@ -241,7 +196,7 @@ class _Planner:
     def _entries(self, guard: Any, place: Place) -> bool:
         if not _is_plain_dictionary(place.value):
             return False
-        place.pins.add(Pin.DICTIONARY)
+        place.pins |= Pin.DICTIONARY
         return True
 
     def _keys_in_order(self, guard: Any, place: Place) -> bool:
@@ -251,7 +206,7 @@ class _Planner:
     def _own_attributes(self, guard: Any, place: Place) -> bool:
         if _plain_attributes(place.value) is None:
             return False
-        place.pin_attributes()
+        place.pins |= Pin.OBJECT | Pin.ATTRIBUTES
         return True
 
     def _has_attribute(self, guard: Any, place: Place) -> bool:
@@ -260,12 +215,14 @@ class _Planner:
             return False
         if type(value).__getattr__ is not torch.nn.Module.__getattr__:
             return False
+        name = getattr(guard.create_fn, "keywords", {}).get("attr")
+        if name is None or hasattr(type(_of_class(type(value), name)), "__get__"):
+            return False  # a slot or a property, which may come and go
         for name in ("_parameters", "_buffers", "_modules"):  # where modules look, too
             inside = self._attribute(place, name)
             if inside is None or not self._entries(guard, inside):
                 return False
-        place.pin_attributes()
-        place.pins.add(Pin.TYPE)
+        place.pins |= Pin.OBJECT | Pin.ATTRIBUTES | Pin.TYPE
         return True
 
     def _hooks(self, guard: Any, place: Place) -> bool:
@@ -276,11 +233,10 @@ class _Planner:
     def _tensor(self, guard: Any, place: Place) -> bool:
         if type(place.value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return False
-        place.pins.add(Pin.TENSOR)
-        place.alone = not (
-            torch._dynamo.config.skip_no_tensor_aliasing_guards_on_parameters
-            and type(place.value) is torch.nn.Parameter
-        )
+        place.pins |= Pin.TENSOR
+        skips_weights = torch._dynamo.config.skip_no_tensor_aliasing_guards_on_parameters
+        if not (skips_weights and type(place.value) is torch.nn.Parameter):
+            place.pins |= Pin.ALONE
         return True
 
 
@@ -330,8 +286,12 @@ def _plain_attributes(value: Any) -> dict[str, Any] | None:
 
 def _is_computed(kind: type, name: str) -> bool:
     """Has the class something of this name that goes before an attribute?"""
-    found = next((c.__dict__[name] for c in kind.__mro__ if name in c.__dict__), None)
+    found = _of_class(kind, name)
     return hasattr(type(found), "__set__") or hasattr(type(found), "__delete__")
+
+
+def _of_class(kind: type, name: str) -> Any:
+    return next((c.__dict__[name] for c in kind.__mro__ if name in c.__dict__), None)
 
 
 def _is_plain_dictionary(value: Any) -> bool:

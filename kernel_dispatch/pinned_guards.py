@@ -9,29 +9,30 @@ any time, as it may with any other backend.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from kernel_dispatch.pin_plan import Arguments, Hold, Parts, Plan, divide
+from kernel_dispatch.pin_plan import Arguments, Parts, Plan, divide
 from kernel_dispatch.reporting import GraphReport
 from lowering.native import library
+from lowering.native.library import Hold
 
 log = logging.getLogger(__name__)
 
 # Fewer are asked in no time.
 _WORTH_PINNING = 16
-# A model that changed as often, each time within a second, writes into itself in each call.
-_MOST_CHANGES, _SECONDS = 16, 1.0
-# As many models, or layers of one, may share a graph: more are new ones in each call.
-_MOST_MODELS = 256
+# As many models, or layers of one, may share a graph and be pinned.
+_MOST_MODELS = 128
+# Seconds of pinning that a graph may have at once, and as a part of all time.
+_AT_FIRST, _SHARE = 0.03, 0.02
 
 # By what Dynamo knows of a graph that it compiles.
 _to_be_pinned: weakref.WeakKeyDictionary[Any, GraphReport] = weakref.WeakKeyDictionary()
@@ -42,7 +43,7 @@ _installed: list[bool] = []
 def wanted(record: GraphReport) -> None:
     """For the code whose graph is being compiled: its guards are built when the backend is done."""
     context = torch._guards.TracingContext.try_get()
-    if context is None or library.pin([], [], [], []) is None:
+    if context is None or library.pin_plan([], {}, []) is None:
         return
     with _installing:
         if not _installed:
@@ -94,6 +95,7 @@ def _in_two_parts(parts: Parts, build: Callable[[Sequence[Any]], Any]) -> Any:
     _with_stack(wrapper.root.add_epilogue_lambda_guard, unchanged, ["the modules are as they were"])
     wrapper.__class__ = _wrapper()
     wrapper.unchanged = unchanged
+    wrapper.pinned_sources = list(builder_of_pinned.no_tensor_aliasing_names)
     return builder, wrapper
 
 
@@ -122,6 +124,16 @@ def _wrapper() -> type:
 
     class WithPinned(GuardManagerWrapper):
         unchanged: Unchanged
+        pinned_sources: list[str]
+        _asked_sources: list[str] = []  # noqa: RUF012  (never changed in place)
+
+        @property
+        def no_tensor_aliasing_sources(self) -> list[str]:
+            return self.pinned_sources or self._asked_sources
+
+        @no_tensor_aliasing_sources.setter
+        def no_tensor_aliasing_sources(self, sources: list[str]) -> None:
+            self._asked_sources = sources
 
         def check_verbose(self, x: Any) -> Any:
             found = self.unchanged.authority.check_verbose(x)
@@ -133,14 +145,8 @@ def _wrapper() -> type:
     return WithPinned
 
 
-def _never(arguments: Arguments) -> bool:
+def _never(arguments: Arguments | None) -> bool:
     return False
-
-
-class Pinned(NamedTuple):
-    hold: Hold = _never
-    changes: int = 0
-    when: float = -math.inf
 
 
 class Unchanged:
@@ -150,27 +156,53 @@ class Unchanged:
         self.authority = authority
         self._plan = plan
         self._latest: Hold = _never
-        self._of_model: dict[tuple[int, ...], Pinned] = {}
+        self._of_model: dict[tuple[int, ...], Hold] = {}
+        self._budget = Budget()
 
     def __call__(self, arguments: Arguments) -> bool:
         return self._latest(arguments) or self._in_full(arguments)
 
     def _in_full(self, arguments: Arguments) -> bool:
         model = self._plan.whose(arguments)
-        known = self._of_model.get(model, Pinned())
-        if known.hold is not self._latest and known.hold(arguments):
-            self._latest = known.hold
+        known = self._of_model.get(model, _never)
+        if known is not self._latest and known(arguments):
+            self._latest = known
             return True
         if not self.authority.check(arguments):
             return False
-        self._pin_anew(model, known, arguments)
-        return True
-
-    def _pin_anew(self, model: tuple[int, ...], known: Pinned, arguments: Arguments) -> None:
-        now = time.monotonic()
-        changes = known.changes + 1 if now - known.when < _SECONDS else 1
+        hold = self._pin(arguments)
+        if hold is None:
+            return True
+        # Another thread may have changed the model before it was pinned, but what is pinned holds
+        # only for what torch's guards say yes to now: a later change is noticed.
+        if not self.authority.check(arguments):
+            return False
         if len(self._of_model) >= _MOST_MODELS:
             self._of_model.clear()
-        hold = self._plan.pin(arguments) if changes <= _MOST_CHANGES else None
-        self._latest = hold or _never
-        self._of_model[model] = Pinned(self._latest, changes, now)
+        self._latest = self._of_model[model] = hold
+        return True
+
+    def _pin(self, arguments: Arguments) -> Hold | None:
+        if self._plan.pin is None or not self._budget.allows():
+            return None
+        with self._budget.spent():
+            return self._plan.pin(arguments)
+
+
+class Budget:
+    """Of the time for pinning models that change, or are new ones, in every call."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._spent = 0.0
+
+    def allows(self) -> bool:
+        return self._spent < _AT_FIRST + _SHARE * (time.perf_counter() - self._since)
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent += time.perf_counter() - begin

@@ -47,16 +47,52 @@ class DirectLines {
     return {runs.end, std::min(runs.end + some, this->runs())};
   }
 
-  // Before any block of these pixels is asked for.
+  // Whether nothing is between the pixels of a line.
+  bool lie_close() const { return s_.ldx == channels_; }
+
+  // Of these columns, those whose taps all lie within a line of the image.
+  Range inside(Range columns) const {
+    const int64_t before = ceil_div(s_.pw, s_.sw), reach = wide(1), last = s_.w + s_.pw - reach;
+    const int64_t begin = std::min(std::max(columns.begin, before), columns.end);
+    const int64_t end = last < 0 ? begin : std::min(columns.end, last / s_.sw + 1);
+    return {begin, std::max(begin, end)};
+  }
+
+  // The runs of taps that lie on lines of the image, for a line of the output.
+  Range runs_inside(int64_t line) const {
+    const int64_t first = line * s_.sh - s_.ph, per_line = s_.kw / taps();
+    const auto lines_before = [&](int64_t y) {
+      return y <= 0 ? 0 : std::min(ceil_div(y, s_.dh), s_.kh);
+    };
+    return {lines_before(-first) * per_line, lines_before(s_.h - first) * per_line};
+  }
+
+  // Whether pixels whose taps lie within the image's lines are best read where they lie. A few
+  // pixels of a line are no good tile.
+  bool suits_in_place(const Pixels& pixels) const {
+    constexpr int64_t fewest = 12;
+    if (!lie_close() || inside(pixels.columns).size() < fewest) return false;
+    for (int64_t line = pixels.lines.begin; line < pixels.lines.end; line++)
+      if (runs_inside(line).size() <= 0) return false;
+    return true;
+  }
+
+  // Before any block of these pixels is asked for. Only taps within the image may be read.
+  void take_in_place(const Pixels& pixels) {
+    line_ = pixels.lines.begin, column_ = pixels.columns.begin, stride_ = s_.w * s_.ldx;
+    from_ = x_ + (pixels.image * s_.h * s_.w + column_ * s_.sw - s_.pw) * s_.ldx +
+            (line_ * s_.sh - s_.ph) * stride_;
+  }
+
+  // The same, with zeros where taps lie beside the image.
   void take(const Pixels& pixels) {
+    if (!copies()) return take_in_place(pixels);
     const int64_t first = pixels.lines.begin * s_.sh - s_.ph;
     const int64_t column = pixels.columns.begin * s_.sw - s_.pw;
     const int64_t columns = wide(pixels.columns.size());
     line_ = pixels.lines.begin, column_ = pixels.columns.begin;
     const float* from = x_ + (pixels.image * s_.h * s_.w + column) * s_.ldx;
-    stride_ = copies() ? columns * channels_ : s_.w * s_.ldx;
-    from_ = from + first * stride_;
-    if (!copies()) return;
+    stride_ = columns * channels_;
     float* made = scratch<0>(floats(pixels.lines.size(), pixels.columns.size()));
     from_ = made;
     const auto within = [&](int64_t at) {
@@ -72,6 +108,9 @@ class DirectLines {
     }
   }
 
+  // From a line of the output to the next, for a block that goes down a column.
+  int64_t from_line_to_line() const { return s_.sh * stride_; }
+
   // The pixels of a line from one on, and what lies under runs of taps, from one of the first one's
   // floats on.
   Block block(int64_t line, int64_t pixel, Range runs, int64_t skip) const {
@@ -84,10 +123,10 @@ class DirectLines {
   }
 
  private:
-  bool copies() const { return padded_ || s_.ldx != channels_; }
+  bool copies() const { return padded_ || !lie_close(); }
 
   void copy_pixels(float* to, const float* from, int64_t count) const {
-    if (s_.ldx == channels_) return copy_row(to, from, count * channels_);
+    if (lie_close()) return copy_row(to, from, count * channels_);
     for (int64_t i = 0; i < count; i++) copy_row(to + i * channels_, from + i * s_.ldx, channels_);
   }
 
@@ -106,9 +145,11 @@ static inline bool direct_suits(const ConvShape& s) {
   return (s.dw == 1 || lines.run() >= shortest) && lines.floats(1, 1) <= DirectLines::kMost;
 }
 
-// As many lines of an image as make a block of rows.
+// As many lines of an image as make a block of rows. Where they are read as they lie, so many that the
+// columns at the edges of the image are good tiles.
 static inline int64_t direct_lines_at_once(const ConvShape& s, const DirectLines& lines) {
-  int64_t count = std::max<int64_t>(1, kBlockRows / s.ow);
+  const int64_t fewest = lines.lie_close() ? kTileRows[2] : 1;
+  int64_t count = std::max(fewest, kBlockRows / s.ow);
   while (count > 1 && lines.floats(count, s.ow) > DirectLines::kMost) count--;
   return count;
 }
@@ -123,35 +164,97 @@ struct DirectPart {
   Range panels;
 };
 
-// Pixels of which the image fits.
-static inline void direct_block(const DirectPart& part, const Pixels& pixels) {
+// Some of what a sum is made of: parts of some runs of taps.
+struct Summands {
+  Range runs, deep;
+  bool last;  // of their runs
+};
+
+// use(summands) for all of them, in order.
+template <class Use>
+void for_each_summands(const DirectLines& image, const Use& use) {
+  const int64_t pieces = ceil_div(image.run(), kDepth);
+  for (Range runs{0, 0}; (runs = image.behind(runs)).size() > 0;)
+    for (int64_t piece = 0; piece < pieces; piece++)
+      use(Summands{runs, part_of(image.run(), piece, pieces), piece + 1 == pieces});
+}
+
+// The product for rows of pixels, of which `all` runs of taps count.
+struct DirectRows {
+  const DirectPart& part;
+  const Summands& sum;
+  Range all;
+
+  void multiply(Block left, int64_t rows, int64_t row, int64_t ldc, const Epilogue& e) const {
+    const ConvShape& s = part.s;
+    const Limits limits(part.e);
+    const int64_t column = part.panels.begin * kLanes, run = part.image.run();
+    const int64_t columns = std::min(part.panels.size() * kLanes, s.group_outputs() - column);
+    const int64_t first = std::max(sum.runs.begin, all.begin);
+    left.runs = std::min(sum.runs.end, all.end) - first;
+    if (left.runs <= 0) return;
+    const Finish finish{first > all.begin || sum.deep.begin > 0,
+                        first + left.runs == all.end && sum.last, limits.low, limits.high};
+    const Block right =
+        PackedColumns{part.packed, s.depth()}.block(part.panels.begin, part.panels.size(),
+                                                    first * run + sum.deep.begin, sum.deep.size());
+    multiply_blocks(left, rows, right, columns, sum.deep.size(), part.y + row * s.ldy + column, ldc,
+                    e.at(row, column), finish, Block{});
+  }
+};
+
+// Pixels that were taken, line by line; of the runs of taps all, or those that lie on the image.
+static inline void direct_lines(const DirectPart& part, const Pixels& pixels, bool in_place) {
   const ConvShape& s = part.s;
-  DirectLines& image = part.image;
-  const PackedColumns weights{part.packed, s.depth()};
-  const Limits limits(part.e);
-  const int64_t column = part.panels.begin * kLanes, line_size = pixels.columns.size();
-  const int64_t columns = std::min(part.panels.size() * kLanes, s.group_outputs() - column);
-  const int64_t pieces = ceil_div(image.run(), kDepth), chunks = ceil_div(line_size, kBlockRows);
-  image.take(pixels);
-  for (Range runs{0, 0}; (runs = image.behind(runs)).size() > 0;) {
-    for (int64_t piece = 0; piece < pieces; piece++) {
-      const Range deep = part_of(image.run(), piece, pieces);
-      const bool last = runs.end == image.runs() && piece + 1 == pieces;
-      const Finish finish{runs.begin + piece > 0, last, limits.low, limits.high};
-      const Block right = weights.block(part.panels.begin, part.panels.size(),
-                                        runs.begin * image.run() + deep.begin, deep.size());
-      for (int64_t line = pixels.lines.begin; line < pixels.lines.end; line++) {
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-          const Range some = part_of(line_size, chunk, chunks);
-          const int64_t first = pixels.columns.begin + some.begin;
-          const int64_t row = (pixels.image * s.oh + line) * s.ow + first;
-          multiply_blocks(image.block(line, first, runs, deep.begin), some.size(), right, columns,
-                          deep.size(), part.y + row * s.ldy + column, s.ldy,
-                          part.e.at(row, column), finish, Block{});
-        }
+  const DirectLines& image = part.image;
+  const int64_t chunks = ceil_div(pixels.columns.size(), kBlockRows);
+  for_each_summands(image, [&](const Summands& sum) {
+    for (int64_t line = pixels.lines.begin; line < pixels.lines.end; line++) {
+      const Range all = in_place ? image.runs_inside(line) : Range{0, image.runs()};
+      const Range runs{std::max(sum.runs.begin, all.begin), sum.runs.end};
+      for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        const Range some = part_of(pixels.columns.size(), chunk, chunks);
+        const int64_t first = pixels.columns.begin + some.begin;
+        const int64_t row = (pixels.image * s.oh + line) * s.ow + first;
+        DirectRows{part, sum, all}.multiply(image.block(line, first, runs, sum.deep.begin),
+                                            some.size(), row, s.ldy, part.e);
       }
     }
+  });
+}
+
+// A column of pixels, at the edge of the image.
+static inline void direct_column(const DirectPart& part, const Pixels& pixels) {
+  const ConvShape& s = part.s;
+  DirectLines& image = part.image;
+  const int64_t line = pixels.lines.begin, column = pixels.columns.begin;
+  image.take(pixels);
+  Epilogue e = part.e.at((pixels.image * s.oh + line) * s.ow + column, 0);
+  e.ld_before *= s.ow, e.ld_times *= s.ow, e.ld_after *= s.ow;
+  DirectPart down{s, image, part.packed, part.y + ((pixels.image * s.oh + line) * s.ow + column) * s.ldy,
+                  e, part.panels};
+  for_each_summands(image, [&](const Summands& sum) {
+    Block left = image.block(line, column, sum.runs, sum.deep.begin);
+    left.across = image.from_line_to_line();
+    DirectRows{down, sum, {0, image.runs()}}.multiply(left, pixels.lines.size(), 0, s.ow * s.ldy, e);
+  });
+}
+
+// Pixels of which the image fits. To copy all of it for the zeros around it would take a tenth of the
+// time where outputs are few.
+static inline void direct_block(const DirectPart& part, const Pixels& pixels) {
+  DirectLines& image = part.image;
+  if (!image.suits_in_place(pixels)) {
+    image.take(pixels);
+    return direct_lines(part, pixels, false);
   }
+  const Range inside = image.inside(pixels.columns);
+  const Pixels within{pixels.image, pixels.lines, inside};
+  image.take_in_place(within);
+  direct_lines(part, within, true);
+  for (int64_t at = pixels.columns.begin; at < pixels.columns.end; at++)
+    if (at < inside.begin || at >= inside.end)
+      direct_column(part, {pixels.image, pixels.lines, {at, at + 1}});
 }
 
 static inline void direct_blocks(const DirectPart& part, const Pixels& pixels) {

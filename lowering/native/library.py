@@ -231,8 +231,8 @@ def _load(path: Path) -> None:
         library.kernel_dispatch_wake_threads.restype = ctypes.c_bool
         library.kernel_dispatch_forget_watched.argtypes = (ctypes.c_int64,)
         with_python = ctypes.PyDLL(str(path))
-        with_python.kernel_dispatch_pin.argtypes = (ctypes.py_object,) * 4
-        with_python.kernel_dispatch_pin.restype = ctypes.py_object
+        with_python.kernel_dispatch_pin_plan.argtypes = (ctypes.py_object,) * 3
+        with_python.kernel_dispatch_pin_plan.restype = ctypes.py_object
         from lowering.native import shapes
 
         shapes.register()
@@ -320,18 +320,19 @@ def waker() -> Callable[[], bool] | None:
     return None if _Loaded.library is None else _Loaded.library.kernel_dispatch_wake_threads
 
 
-def pin(
-    starts: list[tuple[str, Any, Mapping[str, Any] | None]],
-    pins: list[tuple[int, Any]],
-    alone: list[torch.Tensor],
-    others: list[str],
-) -> Callable[[Mapping[str, Any]], bool] | None:
-    """Of native/pins.cpp: what says whether objects are as they are now. Before loading, and where
-    Python cannot say, None."""
+Hold = Callable[[Mapping[str, Any] | None], bool]
+MakePins = Callable[[Mapping[str, Any]], Hold | None]
+
+
+def pin_plan(
+    steps: list[tuple[int, Any, bool, type, int]], variables: Mapping[str, Any], others: list[str]
+) -> MakePins | None:
+    """Of native/pins.cpp: what pins objects as they are. Before loading, and with a Python that
+    does not number the changes of dictionaries, None."""
     if _Loaded.with_python is None:
         return None
-    found: Callable[[Mapping[str, Any]], bool] | None
-    found = _Loaded.with_python.kernel_dispatch_pin(starts, pins, alone, others)
+    found: MakePins | None
+    found = _Loaded.with_python.kernel_dispatch_pin_plan(steps, variables, others)
     return found
 
 

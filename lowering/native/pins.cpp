@@ -3,7 +3,8 @@
 //
 // CPython gives a dictionary a new number with each change of it (3.10 to 3.12). While the number is
 // the same, what it held is there and alive. So what is pinned is asked in the order in which it was
-// reached, each only after what holds it; nothing is kept alive by us.
+// reached, each only after what holds it; nothing is kept alive by us. No Python code runs in here, so
+// no other thread changes anything meanwhile.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -17,8 +18,15 @@
 
 namespace {
 
-// In the order of `class Pin` in kernel_dispatch/pin_plan.py.
-enum class Kind : int { object = 0, dictionary = 1, type = 2, tensor = 3 };
+// Bits of what to pin of a place. As `class Pin` in kernel_dispatch/pin_plan.py.
+enum : long {
+  kObject = 1,       // its class, and which dictionary holds its attributes
+  kAttributes = 2,   // that dictionary
+  kDictionary = 4,   // itself
+  kType = 8,         // its class, with all that this has
+  kTensor = 16,      // its class and attributes, and what TENSOR_MATCH asks for
+  kAlone = 32,       // a tensor that no argument may be
+};
 
 PyObject* attributes_of(PyObject* object) {
   PyObject** const place = _PyObject_GetDictPtr(object);
@@ -33,9 +41,18 @@ uint64_t version_of(PyObject* dictionary) {
 }
 
 // 0: none now.
-unsigned version_of(PyTypeObject* type) {
+unsigned version_of(const PyTypeObject* type) {
   return (type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) != 0 ? type->tp_version_tag : 0;
 }
+
+struct Owned {
+  PyObject* object;
+  explicit Owned(PyObject* given) : object(given) { Py_XINCREF(object); }
+  Owned(Owned&& other) noexcept : object(other.object) { other.object = nullptr; }
+  Owned(const Owned& other) : Owned(other.object) {}
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() { Py_XDECREF(object); }
+};
 
 // What TENSOR_MATCH of torch asks of a tensor.
 struct Form {
@@ -43,166 +60,268 @@ struct Form {
   caffe2::TypeMeta type;
   c10::Device device;
   bool requires_grad;
-  std::vector<int64_t> sizes, strides;
+  c10::SmallVector<int64_t, 8> sizes_and_strides;
 
   explicit Form(const at::Tensor& tensor)
       : keys(tensor.key_set()), type(tensor.dtype()), device(tensor.device()),
-        requires_grad(tensor.requires_grad()), sizes(tensor.sizes().vec()),
-        strides(tensor.strides().vec()) {}
+        requires_grad(tensor.requires_grad()) {
+    sizes_and_strides.append(tensor.sizes().begin(), tensor.sizes().end());
+    sizes_and_strides.append(tensor.strides().begin(), tensor.strides().end());
+  }
 
   bool is_of(const at::Tensor& tensor) const {
-    return tensor.defined() && tensor.key_set() == keys && tensor.dtype() == type &&
-           tensor.device() == device && tensor.requires_grad() == requires_grad &&
-           tensor.sizes() == at::IntArrayRef(sizes) && tensor.strides() == at::IntArrayRef(strides);
+    if (!tensor.defined() || tensor.key_set() != keys || tensor.dtype() != type) return false;
+    if (tensor.device() != device || tensor.requires_grad() != requires_grad) return false;
+    const at::IntArrayRef all(sizes_and_strides), sizes = all.slice(0, all.size() / 2);
+    return tensor.sizes() == sizes && tensor.strides() == all.slice(sizes.size());
   }
 };
 
 struct Pin {
-  Kind kind;
+  enum class Kind { object, dictionary, type, tensor } kind;
   PyObject* object;
   PyTypeObject* type = nullptr;    // of an object or a tensor
   PyObject* attributes = nullptr;  // of the same
-  uint64_t version = 0;            // of the attributes, where they are pinned with the object
+  uint64_t version = 0;            // of a tensor: of its attributes
   int64_t form = -1;
 };
 
 // An argument of the compiled code, or a global variable of it: where the way to all others begins.
 struct Start {
-  PyObject* name;
+  Owned name;
   PyObject* object;
-  PyObject* globals;  // where it is a variable of them
+  Owned globals;  // where it is a variable of them
 
   PyObject* now(PyObject* arguments) const {
-    return PyDict_GetItem(globals != nullptr ? globals : arguments, name);
+    return PyDict_GetItem(globals.object != nullptr ? globals.object : arguments, name.object);
   }
 };
 
-struct Pins {
-  std::vector<Start> starts;
-  std::vector<Pin> pins;
-  std::vector<Form> forms;
-  std::vector<PyObject*> alone;   // tensors that no argument may be, sorted
-  std::vector<PyObject*> others;  // names of the arguments that are asked
-  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+// Everything as it was at one moment.
+class Pins {
+ public:
+  // Whether it holds now.
+  bool hold(PyObject* arguments, const std::vector<Owned>& others) {
+    const auto now = c10::impl::tls_local_dispatch_key_set();
+    if (now.included_ != keys_.included_ || now.excluded_ != keys_.excluded_) return false;
+    for (const Start& start : starts_)
+      if (start.now(arguments) != start.object) return false;
+    for (const Owned& name : others)
+      if (std::binary_search(alone_.begin(), alone_.end(), PyDict_GetItem(arguments, name.object)))
+        return false;
+    for (const Pin& pin : pins_)
+      if (!holds(pin)) return false;
+    held_++;
+    return true;
+  }
+  int64_t held() const { return held_; }
 
-  ~Pins() {
-    for (const Start& start : starts) Py_DECREF(start.name), Py_XDECREF(start.globals);
-    for (PyObject* name : others) Py_DECREF(name);
+  void start(const Owned& name, PyObject* object, PyObject* globals) {
+    starts_.push_back({name, object, Owned(globals)});
   }
 
   // Whether it could be pinned.
-  bool add(Kind kind, PyObject* object) {
-    Pin pin{kind, object};
-    switch (kind) {
-      case Kind::object:
-        pin.type = Py_TYPE(object), pin.attributes = attributes_of(object);
-        break;
-      case Kind::dictionary:
-        if (!PyDict_Check(object)) return false;
-        pin.version = version_of(object);
-        break;
-      case Kind::type:
-        if (!PyType_Check(object)) return false;
-        pin.version = version_of(reinterpret_cast<PyTypeObject*>(object));
-        if (pin.version == 0) return false;
-        break;
-      case Kind::tensor: {
-        pin.type = Py_TYPE(object), pin.attributes = attributes_of(object);
-        if (pin.attributes != nullptr) pin.version = version_of(pin.attributes);
-        const at::Tensor& tensor = THPVariable_Unpack(object);
-        if (!tensor.defined() || tensor.layout() != at::kStrided ||
-            tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
-          return false;
-        pin.form = static_cast<int64_t>(forms.size());
-        forms.emplace_back(tensor);
-        break;
-      }
+  bool add(PyObject* object, long what) {
+    if (what & (kObject | kAttributes)) pins_.push_back(of_object(object));
+    if (what & kAttributes) pins_.push_back(of_dictionary(attributes_of(object)));
+    if (what & kDictionary) pins_.push_back(of_dictionary(object));
+    if (what & kType) {
+      const unsigned version = version_of(Py_TYPE(object));
+      if (version == 0) return false;
+      Pin pin{Pin::Kind::type, reinterpret_cast<PyObject*>(Py_TYPE(object))};
+      pin.version = version;
+      pins_.push_back(pin);
     }
-    pins.push_back(pin);
+    if (what & kAlone) alone_.push_back(object);
+    return !(what & kTensor) || add_tensor(object);
+  }
+
+  void ready() { std::sort(alone_.begin(), alone_.end()); }
+
+ private:
+  static Pin of_object(PyObject* object) {
+    return {Pin::Kind::object, object, Py_TYPE(object), attributes_of(object)};
+  }
+  static Pin of_dictionary(PyObject* dictionary) {
+    Pin pin{Pin::Kind::dictionary, dictionary};
+    pin.version = version_of(dictionary);
+    return pin;
+  }
+
+  bool add_tensor(PyObject* object) {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_nested() ||
+        tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
+      return false;
+    Pin pin = of_object(object);
+    pin.kind = Pin::Kind::tensor;
+    if (pin.attributes != nullptr) pin.version = version_of(pin.attributes);
+    pin.form = static_cast<int64_t>(forms_.size());
+    forms_.emplace_back(tensor);
+    pins_.push_back(pin);
     return true;
   }
 
   bool holds(const Pin& pin) const {
     switch (pin.kind) {
-      case Kind::object:
-        return Py_TYPE(pin.object) == pin.type && attributes_of(pin.object) == pin.attributes;
-      case Kind::dictionary:
+      case Pin::Kind::object:
+        return is_the_object(pin);
+      case Pin::Kind::dictionary:
         return version_of(pin.object) == pin.version;
-      case Kind::type:
+      case Pin::Kind::type:
         return version_of(reinterpret_cast<PyTypeObject*>(pin.object)) == pin.version;
-      case Kind::tensor:
-        return Py_TYPE(pin.object) == pin.type && attributes_of(pin.object) == pin.attributes &&
+      case Pin::Kind::tensor:
+        return is_the_object(pin) &&
                (pin.attributes == nullptr || version_of(pin.attributes) == pin.version) &&
-               forms[pin.form].is_of(THPVariable_Unpack(pin.object));
+               forms_[pin.form].is_of(THPVariable_Unpack(pin.object));
     }
     return false;
   }
+  static bool is_the_object(const Pin& pin) {
+    return Py_TYPE(pin.object) == pin.type && attributes_of(pin.object) == pin.attributes;
+  }
 
-  bool hold(PyObject* arguments) const {
-    const auto now = c10::impl::tls_local_dispatch_key_set();
-    if (now.included_ != keys.included_ || now.excluded_ != keys.excluded_) return false;
-    for (const Start& start : starts)
-      if (start.now(arguments) != start.object) return false;
-    for (PyObject* name : others)
-      if (std::binary_search(alone.begin(), alone.end(), PyDict_GetItem(arguments, name)))
-        return false;
-    for (const Pin& pin : pins)
-      if (!holds(pin)) return false;
-    return true;
+  std::vector<Start> starts_;
+  std::vector<Pin> pins_;
+  std::vector<Form> forms_;
+  std::vector<PyObject*> alone_;  // sorted
+  c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
+  int64_t held_ = 0;
+};
+
+// A place as it is found again: an attribute or an entry of one that comes before it.
+struct Step {
+  Py_ssize_t holder;  // -1: an argument, or a global variable
+  Owned key;
+  bool is_item;  // of a dictionary or tuple, not an attribute
+  const PyTypeObject* type;
+  long what;
+  unsigned version = 0;  // of the type, where that has to be what it was: kType
+
+  bool is_of(PyObject* value) const {
+    if (value == nullptr || Py_TYPE(value) != type) return false;
+    return version == 0 || version_of(type) == version;
   }
 };
 
-constexpr const char* kName = "kernel_dispatch.pins";
-
-PyObject* hold(PyObject* capsule, PyObject* arguments) {
-  const auto* pins = static_cast<const Pins*>(PyCapsule_GetPointer(capsule, kName));
-  if (pins == nullptr) return nullptr;
-  return PyBool_FromLong(PyDict_Check(arguments) && pins->hold(arguments));
+PyObject* entry_of(PyObject* holder, PyObject* key) {
+  if (PyDict_Check(holder)) return PyDict_GetItem(holder, key);
+  if (!PyTuple_CheckExact(holder) || !PyLong_CheckExact(key)) return nullptr;
+  const Py_ssize_t index = PyLong_AsSsize_t(key);
+  return index >= 0 && index < PyTuple_GET_SIZE(holder) ? PyTuple_GET_ITEM(holder, index) : nullptr;
 }
 
-PyMethodDef hold_method = {"hold", hold, METH_O, "Is what was pinned as it was?"};
+struct Plan {
+  std::vector<Step> steps;
+  Owned globals;
+  std::vector<Owned> others;  // names of arguments that may be no tensor of the model's
 
-void forget(PyObject* capsule) { delete static_cast<Pins*>(PyCapsule_GetPointer(capsule, kName)); }
+  // Nothing where a place is not there, or of another type.
+  std::unique_ptr<Pins> pin(PyObject* arguments) const {
+    auto made = std::make_unique<Pins>();
+    std::vector<PyObject*> values;
+    for (const Step& step : steps) {
+      PyObject* const value = step.holder < 0 ? begin(step, arguments, *made)
+                                              : part_of(values[step.holder], step);
+      if (!step.is_of(value) || !made->add(value, step.what)) return nullptr;
+      values.push_back(value);
+    }
+    made->ready();
+    return made;
+  }
+
+ private:
+  PyObject* begin(const Step& step, PyObject* arguments, Pins& made) const {
+    PyObject* const given = PyDict_GetItem(arguments, step.key.object);
+    PyObject* const value =
+        given != nullptr ? given : PyDict_GetItem(globals.object, step.key.object);
+    if (value != nullptr) made.start(step.key, value, given != nullptr ? nullptr : globals.object);
+    return value;
+  }
+  static PyObject* part_of(PyObject* holder, const Step& step) {
+    if (step.is_item) return entry_of(holder, step.key.object);
+    PyObject* const attributes = attributes_of(holder);
+    return attributes == nullptr ? nullptr : PyDict_GetItem(attributes, step.key.object);
+  }
+};
+
+struct Held {
+  std::shared_ptr<const Plan> plan;
+  std::unique_ptr<Pins> pins;
+};
+
+template <class T>
+constexpr const char* name_of();
+template <>
+constexpr const char* name_of<std::shared_ptr<const Plan>>() { return "kernel_dispatch.plan"; }
+template <>
+constexpr const char* name_of<Held>() { return "kernel_dispatch.pins"; }
+
+template <class T>
+T* inside(PyObject* capsule) {
+  return static_cast<T*>(PyCapsule_GetPointer(capsule, name_of<T>()));
+}
+
+// A function of Python's that owns `state`.
+template <class T>
+PyObject* function_with(T state, PyMethodDef* method) {
+  auto owned = std::make_unique<T>(std::move(state));
+  PyObject* const capsule =
+      PyCapsule_New(owned.get(), name_of<T>(), [](PyObject* c) { delete inside<T>(c); });
+  if (capsule == nullptr) return nullptr;
+  owned.release();
+  PyObject* const function = PyCFunction_New(method, capsule);
+  Py_DECREF(capsule);  // the function's now
+  return function;
+}
+
+// Of None: how often it held.
+PyObject* hold(PyObject* capsule, PyObject* arguments) {
+  auto* const held = inside<Held>(capsule);
+  if (held == nullptr) return nullptr;
+  if (arguments == Py_None) return PyLong_FromLongLong(held->pins->held());
+  return PyBool_FromLong(PyDict_Check(arguments) && held->pins->hold(arguments, held->plan->others));
+}
+PyMethodDef hold_method = {"hold", hold, METH_O, "Is all as it was when it was pinned?"};
+
+PyObject* pin(PyObject* capsule, PyObject* arguments) {
+  const auto* const plan = inside<std::shared_ptr<const Plan>>(capsule);
+  if (plan == nullptr) return nullptr;
+  try {
+    if (!PyDict_Check(arguments)) Py_RETURN_NONE;
+    auto pins = (*plan)->pin(arguments);
+    if (pins == nullptr) Py_RETURN_NONE;
+    return function_with(Held{*plan, std::move(pins)}, &hold_method);
+  } catch (const std::exception&) {  // a tensor that has no sizes
+    Py_RETURN_NONE;
+  }
+}
+PyMethodDef pin_method = {"pin", pin, METH_O, "What says whether all is as it is now."};
 
 }  // namespace
 
-// starts: [(name, object, globals or None)]; pins: [(kind, object)], each behind what it was reached through;
-// alone: tensors; others: names. What says whether all of it is as it was, or None if it can't be asked.
-extern "C" PyObject* kernel_dispatch_pin(PyObject* starts, PyObject* pins, PyObject* alone,
-                                         PyObject* others) {
-  auto made = std::make_unique<Pins>();
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(starts); i++) {
-    PyObject* const each = PyList_GET_ITEM(starts, i);
-    PyObject* const name = PyTuple_GET_ITEM(each, 0);
-    PyObject* const globals = PyTuple_GET_ITEM(each, 2) == Py_None ? nullptr : PyTuple_GET_ITEM(each, 2);
-    Py_INCREF(name), Py_XINCREF(globals);
-    made->starts.push_back({name, PyTuple_GET_ITEM(each, 1), globals});
+// steps: [(holder, key, is_item, type, what)], each behind its holder; others: names. Arguments ->
+// what says of later arguments whether all is as it was; None where that can't be said.
+extern "C" PyObject* kernel_dispatch_pin_plan(PyObject* steps, PyObject* globals, PyObject* others) {
+  Plan plan{{}, Owned(globals), {}};
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(steps); i++) {
+    PyObject* const each = PyList_GET_ITEM(steps, i);
+    const auto field = [&](Py_ssize_t at) { return PyTuple_GET_ITEM(each, at); };
+    Step step{PyLong_AsSsize_t(field(0)), Owned(field(1)), field(2) == Py_True,
+              reinterpret_cast<PyTypeObject*>(field(3)), PyLong_AsLong(field(4))};
+    if (step.what & kType) {
+      step.version = version_of(step.type);
+      if (step.version == 0) step.type = nullptr;  // of no value
+    }
+    plan.steps.push_back(std::move(step));
   }
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pins); i++) {
-    PyObject* const each = PyList_GET_ITEM(pins, i);
-    const auto kind = static_cast<Kind>(PyLong_AsLong(PyTuple_GET_ITEM(each, 0)));
-    if (!made->add(kind, PyTuple_GET_ITEM(each, 1))) Py_RETURN_NONE;
-  }
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(alone); i++)
-    made->alone.push_back(PyList_GET_ITEM(alone, i));
-  std::sort(made->alone.begin(), made->alone.end());
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(others); i++) {
-    PyObject* const name = PyList_GET_ITEM(others, i);
-    Py_INCREF(name);
-    made->others.push_back(name);
-  }
-  PyObject* const capsule = PyCapsule_New(made.get(), kName, forget);
-  if (capsule == nullptr) return nullptr;
-  made.release();
-  PyObject* const method = PyCFunction_New(&hold_method, capsule);
-  Py_DECREF(capsule);  // the method's now
-  return method;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(others); i++)
+    plan.others.emplace_back(PyList_GET_ITEM(others, i));
+  return function_with(std::make_shared<const Plan>(std::move(plan)), &pin_method);
 }
 
 #else
 
-extern "C" PyObject* kernel_dispatch_pin(PyObject*, PyObject*, PyObject*, PyObject*) {
-  Py_RETURN_NONE;
-}
+extern "C" PyObject* kernel_dispatch_pin_plan(PyObject*, PyObject*, PyObject*) { Py_RETURN_NONE; }
 
 #endif

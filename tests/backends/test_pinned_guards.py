@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_dispatch import pinned_guards
+from kernel_dispatch.pin_plan import Pin
 from kernel_dispatch.pinned_guards import Unchanged
 from lowering.native import library
 from tests.support.compiling import compile_at
@@ -157,7 +158,7 @@ def test_layers_that_share_a_graph_are_pinned_each(in_full: mock.Mock) -> None:
         for layer in layers:
             torch.testing.assert_close(compiled(layer, X), run(layer, X))
     assert len(graphs(compiled)) == 1
-    with mock.patch.object(pinned_guards.Plan, "pin") as pin:
+    with mock.patch.object(Unchanged, "_pin") as pin:
         for layer in layers * 3:
             torch.testing.assert_close(compiled(layer, X), run(layer, X))
     assert pin.call_count == 0
@@ -314,29 +315,136 @@ def test_modes_of_torch_are_noticed() -> None:
     assert_equal_to_eager(compiled, eager)
 
 
-def test_a_model_that_writes_into_itself_is_left_to_torch(in_full: mock.Mock) -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Block()
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.latest = self.block(x)
-            return self.latest * 2
+    def forward(self, x: Tensor) -> Tensor:
+        self.latest = self.block(x)
+        return self.latest * 2
 
+
+def test_a_model_that_writes_into_itself_is_left_to_torch() -> None:
     eager = Counting().eval()
     compiled = compile_at("O1", eager)
-    with mock.patch.object(pinned_guards.Plan, "pin", autospec=True) as pin:
-        pin.side_effect = lambda plan, arguments: lambda arguments: False
+    pinned = []
+    allows = pinned_guards.Budget.allows
+
+    def counted(self: pinned_guards.Budget) -> bool:
+        pinned.append(allows(self))
+        return pinned[-1]
+
+    with (
+        mock.patch.object(pinned_guards.Budget, "allows", counted),
+        mock.patch.multiple(pinned_guards, _AT_FIRST=1e-4, _SHARE=0.0),
+    ):
         for _ in range(40):
             compiled(X)
-        assert pin.call_count == pinned_guards._MOST_CHANGES
-        with mock.patch.object(pinned_guards, "_SECONDS", 0.0):  # long after
-            compiled(X)
-        assert pin.call_count == pinned_guards._MOST_CHANGES + 1
-    assert in_full.call_count >= 40
+    assert pinned[0] and not pinned[-1] and len(pinned) >= 38
     eager.block.scale = 5.0
     assert_equal_to_eager(compiled, eager)
+
+
+class ThenChanged:
+    """Torch's guards, and what another thread does to the model after one of their answers."""
+
+    def __init__(self, authority: Any, change: Callable[[], object], answer: int) -> None:
+        self.authority, self.change, self.left = authority, change, answer
+
+    def check(self, arguments: Any) -> bool:
+        found = self.authority.check(arguments)
+        self.left -= 1
+        if not self.left:
+            self.change()
+        return bool(found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.authority, name)
+
+
+@pytest.mark.parametrize("answer", [1, 2])
+def test_what_changes_while_torch_is_asked_is_noticed(answer: int) -> None:
+    made = []
+    begin = Unchanged.__init__
+
+    def remembered(self: Unchanged, *args: Any) -> None:
+        begin(self, *args)
+        made.append(self)
+
+    eager = model()
+    compiled = compile_at("O1", eager)
+    with mock.patch.object(Unchanged, "__init__", remembered):
+        assert_equal_to_eager(compiled, eager)
+    (unchanged,) = made
+    eager[2].unrelated = 1  # so that torch is asked
+    change = lambda: setattr(eager[2], "scale", 8.0)  # noqa: E731
+    unchanged.authority = ThenChanged(unchanged.authority, change, answer)
+    compiled(X)
+    assert eager[2].scale == 8.0
+    assert_equal_to_eager(compiled, eager)
+    assert len(graphs(compiled)) == 2
+
+
+def test_an_argument_with_the_name_self_may_be_anything() -> None:
+    blocks = [Block().eval() for _ in range(3)]
+    for number, block in enumerate(blocks):
+        block.scale = number + 1.0
+
+    def run(self: Any, x: Tensor) -> Tensor:
+        return self[0](x) * self[1]
+
+    compiled = compile_at("O1", run)
+    for turn in range(9):
+        given = (blocks[turn % 3], turn % 2 + 1)
+        torch.testing.assert_close(compiled(given, X), run(given, X))
+        del given
+
+
+class WithSlot(nn.Module):
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        return x + self.kept if hasattr(self, "kept") else x
+
+
+def test_what_is_in_a_slot_is_noticed() -> None:
+    eager = WithSlot().eval()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager)
+    assert graphs(compiled)[0].guards[0] > 16
+    eager.kept = 5.0
+    assert_equal_to_eager(compiled, eager)
+
+
+def test_a_class_of_settings_that_changes_is_noticed() -> None:
+    class Own(Sizes):
+        pass
+
+    eager = model()
+    eager[2].sizes = Own()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager)
+    Own.factor = property(lambda self: 11, lambda self, value: None)  # type: ignore[assignment]
+    assert_equal_to_eager(compiled, eager)
+
+
+def test_an_attribute_that_the_class_has_too_needs_no_new_graph() -> None:
+    class Own(Sizes):
+        factor = 2
+
+    eager = model()
+    eager[2].sizes = Own()
+    compiled = compile_at("O1", eager)
+    assert_equal_to_eager(compiled, eager)
+    del eager[2].sizes.factor
+    assert_equal_to_eager(compiled, eager)
+    assert len(graphs(compiled)) == 1
 
 
 # --- what stays as it would be without us ---------------------------------------------------------
@@ -392,7 +500,7 @@ def test_where_torch_is_another_one(missing: str) -> None:
 def test_where_python_cannot_say() -> None:
     eager = model()
     compiled = compile_at("O1", eager)
-    with mock.patch.object(library, "pin", return_value=None):
+    with mock.patch.object(library, "pin_plan", return_value=None):
         assert_equal_to_eager(compiled, eager)
         eager[2].scale = 3.0
         assert_equal_to_eager(compiled, eager)
@@ -429,16 +537,22 @@ def test_threads_may_call_while_the_model_changes() -> None:
 
 # --- the pins themselves --------------------------------------------------------------------------
 
-OBJECT, DICTIONARY, TYPE, TENSOR = range(4)
+Steps = list[tuple[int, Any, bool, type, int]]
 
 
-def holds_after(kind: int, thing: Any, change: Callable[[Any], object]) -> bool:
-    hold = library.pin([("x", thing, None)], [(kind, thing)], [], [])
-    if hold is None:
+def pins_of(arguments: dict[str, Any], steps: Steps, **more: Any) -> Any:
+    pin = library.pin_plan(steps, more.get("variables", {}), more.get("others", []))
+    if pin is None:
         pytest.skip("this Python does not number the changes of its dictionaries")
+    return pin(arguments)
+
+
+def holds_after(what: Pin, thing: Any, change: Callable[[Any], object]) -> bool:
+    hold = pins_of({"x": thing}, [(-1, "x", False, type(thing), int(what))])
     assert hold({"x": thing}) and hold({"x": thing, "y": 1})
+    assert hold(None) == 2
     change(thing)
-    return hold({"x": thing})
+    return bool(hold({"x": thing}))
 
 
 class Anything:
@@ -446,40 +560,58 @@ class Anything:
 
 
 def test_pins_of_python() -> None:
-    assert holds_after(DICTIONARY, {"a": 1}, lambda d: d.get("a"))
-    assert not holds_after(DICTIONARY, {"a": 1}, lambda d: d.update(a=2))
-    assert not holds_after(DICTIONARY, {"a": 1}, lambda d: d.pop("a"))
-    assert not holds_after(DICTIONARY, {"a": 1}, lambda d: d.update(b=2))
-    assert holds_after(OBJECT, Anything(), lambda o: setattr(o, "a", 1))
-    assert not holds_after(OBJECT, Anything(), lambda o: setattr(o, "__dict__", {}))
-    assert not holds_after(OBJECT, Block(), lambda o: setattr(o, "__class__", nn.ReLU))
-    Anything().__class__  # noqa: B018  (a class has a number once it was asked something)
-    assert not holds_after(TYPE, Anything, lambda c: setattr(c, "a", 1))
+    assert holds_after(Pin.DICTIONARY, {"a": 1}, lambda d: d.get("a"))
+    assert not holds_after(Pin.DICTIONARY, {"a": 1}, lambda d: d.update(a=2))
+    assert not holds_after(Pin.DICTIONARY, {"a": 1}, lambda d: d.pop("a"))
+    assert not holds_after(Pin.DICTIONARY, {"a": 1}, lambda d: d.update(b=2))
+    assert holds_after(Pin.OBJECT, Anything(), lambda o: setattr(o, "a", 1))
+    assert not holds_after(Pin.ATTRIBUTES, Anything(), lambda o: setattr(o, "a", 1))
+    assert not holds_after(Pin.OBJECT, Anything(), lambda o: setattr(o, "__dict__", {}))
+    assert not holds_after(Pin.OBJECT, Block(), lambda o: setattr(o, "__class__", nn.ReLU))
+    _ = getattr(Anything(), "a", None)  # a class has a number once an object of it was asked
+    assert not holds_after(Pin.TYPE, Anything(), lambda o: setattr(type(o), "a", 1))
 
 
 def test_pins_of_tensors() -> None:
     def weight() -> nn.Parameter:
         return nn.Parameter(torch.ones(4, 6))
 
-    assert holds_after(TENSOR, weight(), lambda w: w.add_(1))
-    assert holds_after(TENSOR, weight(), lambda w: setattr(w, "data", torch.zeros(4, 6)))
+    assert holds_after(Pin.TENSOR, weight(), lambda w: w.add_(1))
+    assert holds_after(Pin.TENSOR, weight(), lambda w: setattr(w, "data", torch.zeros(4, 6)))
     for other in (torch.ones(4, 7), torch.ones(6, 4).t(), torch.ones(4, 6, dtype=torch.half)):
-        assert not holds_after(TENSOR, weight(), lambda w, o=other: setattr(w, "data", o))
-    assert not holds_after(TENSOR, weight(), lambda w: w.requires_grad_(False))
-    assert not holds_after(TENSOR, weight(), lambda w: torch._dynamo.mark_dynamic(w, 0))
+        assert not holds_after(Pin.TENSOR, weight(), lambda w, o=other: setattr(w, "data", o))
+    assert not holds_after(Pin.TENSOR, weight(), lambda w: w.requires_grad_(False))
+    assert not holds_after(Pin.TENSOR, weight(), lambda w: torch._dynamo.mark_dynamic(w, 0))
 
 
 def test_pins_of_arguments() -> None:
     thing, other = Anything(), torch.ones(2)
-    hold = library.pin([("x", thing, None)], [], [other], ["y"])
-    if hold is None:
-        pytest.skip("this Python does not number the changes of its dictionaries")
+    thing.a = (3, other)  # type: ignore[attr-defined]
+    begin = (-1, "x", False, Anything, int(Pin.ATTRIBUTES))
+    steps: Steps = [
+        begin,
+        (0, "a", False, tuple, 0),
+        (1, 1, True, torch.Tensor, int(Pin.TENSOR | Pin.ALONE)),
+    ]
+    hold = pins_of({"x": thing}, steps, others=["y"])
     assert hold({"x": thing, "y": torch.ones(2)})
     assert not hold({"x": Anything(), "y": torch.ones(2)})
     assert not hold({"y": torch.ones(2)})
     assert not hold({"x": thing, "y": other})
     variables = {"x": thing}
-    hold = library.pin([("x", thing, variables)], [], [], [])
-    assert hold is not None and hold({})
+    hold = pins_of({}, [begin], variables=variables)
+    assert hold({})
     variables["x"] = Anything()
     assert not hold({})
+
+
+def test_what_is_not_there_is_not_pinned() -> None:
+    thing = Anything()
+    begin = (-1, "x", False, Anything, int(Pin.ATTRIBUTES))
+    assert pins_of({"x": thing}, [begin]) is not None
+    assert pins_of({}, [begin]) is None
+    assert pins_of({"x": 1}, [begin]) is None
+    assert pins_of({"x": thing}, [begin, (0, "a", False, int, 0)]) is None
+    assert pins_of({"x": (1,)}, [(-1, "x", False, tuple, 0), (0, 1, True, int, 0)]) is None
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert pins_of({"x": nested}, [(-1, "x", False, torch.Tensor, int(Pin.TENSOR))]) is None
