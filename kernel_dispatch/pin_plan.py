@@ -266,7 +266,8 @@ _CONSTANTS = (
 
 
 def _kind(guard: Any) -> str:
-    return str(guard.create_fn_name())
+    made_by = guard.create_fn
+    return str(getattr(made_by, "func", made_by).__name__)  # a partial has the function inside
 
 
 def _is_constant(value: Any) -> bool:

@@ -65,13 +65,14 @@ class Convolution:
     def winograd_pays(self) -> bool:
         """Is it a 3x3 convolution that takes less time in tiles of 2x2 outputs?
 
-        Transforming inputs has to be little beside multiplying them, the last tiles of a small
-        image (dilated, of each of its phases) may be half empty, and weights, which grow, are to be
-        used by some tiles (measured: Zen 4 and 5).
+        Transforming inputs and outputs has to be little beside multiplying them, the last tiles of
+        a small image (dilated, of each of its phases) may be half empty, and weights, which grow,
+        are to be used by some tiles (measured: Zen 4 and 5).
         """
         weight = self.weight.meta["val"]
         plain = all(one == 1 for one in self.stride)
-        if tuple(weight.shape[2:]) != (3, 3) or not plain or weight.shape[1] < 16:
+        inputs, outputs = weight.shape[1], weight.shape[0] // self.groups
+        if tuple(weight.shape[2:]) != (3, 3) or not plain or inputs < 16 or inputs * outputs < 512:
             return False
         images, _, *sizes = (hint(size) for size in self.node.meta["val"].shape)
         tiles = math.prod(
