@@ -550,7 +550,7 @@ def pins_of(arguments: dict[str, Any], steps: Steps, **more: Any) -> Any:
 def holds_after(what: Pin, thing: Any, change: Callable[[Any], object]) -> bool:
     hold = pins_of({"x": thing}, [(-1, "x", False, type(thing), int(what))])
     assert hold({"x": thing}) and hold({"x": thing, "y": 1})
-    assert hold(None) == 2
+    assert hold(None) == 2  # how often it held
     change(thing)
     return bool(hold({"x": thing}))
 
