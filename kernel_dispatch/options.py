@@ -194,24 +194,14 @@ def _parse_cache_dir(value: Any, source: str) -> str | None:
     return folder
 
 
-def _parse_calibration(value: Any, source: str) -> str:
-    word = str(value).strip().lower()
-    if word not in CALIBRATION:
-        raise unknown("calibration", value, CALIBRATION, source)
-    return word
+def _one_of(name: str, words: tuple[str, ...]) -> Callable[[Any, str], str]:
+    def parse(value: Any, source: str) -> str:
+        word = str(value).strip().lower()
+        if word not in words:
+            raise unknown(name, value, words, source)
+        return word
 
-
-CALIBRATION = ("auto", "off")
-
-
-def _parse_guards(value: Any, source: str) -> str:
-    word = str(value).strip().lower()
-    if word not in GUARDS:
-        raise unknown("guards", value, GUARDS, source)
-    return word
-
-
-GUARDS = ("pinned", "torch")
+    return parse
 
 
 def _parse_inductor(value: Any, source: str) -> tuple[tuple[str, Any], ...]:
@@ -348,7 +338,7 @@ OPTIONS: tuple[Option, ...] = (
         "calibration",
         "UNIFIED_CALIBRATION",
         "auto",
-        _parse_calibration,
+        _one_of("calibration", ("auto", "off")),
         "auto or off",
         "auto measures this machine once, for 3 seconds, when a graph needs it and no profile "
         "is stored; off only uses a stored one.",
@@ -357,7 +347,7 @@ OPTIONS: tuple[Option, ...] = (
         "guards",
         "UNIFIED_GUARDS",
         "pinned",
-        _parse_guards,
+        _one_of("guards", ("pinned", "torch")),
         "pinned or torch",
         "How each call finds out that a model's modules and weights are as the graph needs them. "
         "torch looks up each of them; pinned first asks whether anything changed at all (on CPU "
