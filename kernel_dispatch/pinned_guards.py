@@ -34,6 +34,9 @@ _MOST_MODELS = 128
 # Seconds of pinning that a graph may have at once, and as a part of all time.
 _AT_FIRST, _SHARE = 0.03, 0.02
 
+# Which argument behind the guards says that they are saved; behind it is a filter of the user's.
+_SAVES = 3
+
 # By what Dynamo knows of a graph that it compiles.
 _to_be_pinned: weakref.WeakKeyDictionary[Any, GraphReport] = weakref.WeakKeyDictionary()
 _installing = threading.Lock()
@@ -61,7 +64,12 @@ def _install() -> bool:
 
     @functools.wraps(build)
     def build_guards(self: Any, some: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return _built(self, some, lambda some: build(self, some, *args, **kwargs))
+        def build_as_torch_does(some: Sequence[Any]) -> Any:
+            return build(self, some, *args, **kwargs)
+
+        if any(args[_SAVES:]) or kwargs.get("save_guards"):  # for another process: all in one piece
+            return build_as_torch_does(some)
+        return _built(self, some, build_as_torch_does)
 
     manager.build_guards = build_guards
     return True

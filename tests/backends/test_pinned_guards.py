@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -483,6 +484,18 @@ def test_other_backends_have_their_own() -> None:
         eager = model()
         assert_equal_to_eager(torch.compile(eager, backend="eager"), eager)
     assert divide.call_count == 0
+
+
+@pytest.mark.parametrize(("saves", "times"), [(False, 1), (True, 0), (None, 1), ("save", 0)])
+def test_guards_that_are_saved_stay_in_one_piece(saves: object, times: int) -> None:
+    compile_at("O1", model())(X)  # from now on guards are divided
+    build = torch._dynamo.guards.CheckFunctionManager.build_guards
+    with (
+        mock.patch.object(pinned_guards, "_built") as divided,
+        contextlib.suppress(AttributeError),  # of no manager at all
+    ):
+        build(object(), [], None, None, None, saves)
+    assert divided.call_count == times
 
 
 @pytest.mark.parametrize("missing", ["divide", "_in_two_parts"])
