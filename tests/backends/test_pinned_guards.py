@@ -618,6 +618,7 @@ def test_pins_of_arguments() -> None:
     assert not hold({})
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_is_not_there_is_not_pinned() -> None:
     thing = Anything()
     begin = (-1, "x", False, Anything, int(Pin.ATTRIBUTES))
