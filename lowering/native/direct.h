@@ -223,7 +223,7 @@ static inline void direct_lines(const DirectPart& part, const Pixels& pixels, bo
   });
 }
 
-// A column of pixels, at the edge of the image.
+// A column of pixels as one block, from line to line.
 static inline void direct_column(const DirectPart& part, const Pixels& pixels) {
   const ConvShape& s = part.s;
   DirectLines& image = part.image;
@@ -240,6 +240,17 @@ static inline void direct_column(const DirectPart& part, const Pixels& pixels) {
   });
 }
 
+// Pixels at the edge of an image, whose taps lie beside it too.
+static inline void direct_edge(const DirectPart& part, const Pixels& pixels) {
+  const Range columns = pixels.columns;
+  if (columns.size() > pixels.lines.size()) {
+    part.image.take(pixels);
+    return direct_lines(part, pixels, false);
+  }
+  for (int64_t at = columns.begin; at < columns.end; at++)
+    direct_column(part, {pixels.image, pixels.lines, {at, at + 1}});
+}
+
 // Pixels of which the image fits. To copy all of it for the zeros around it would take a tenth of the
 // time where outputs are few.
 static inline void direct_block(const DirectPart& part, const Pixels& pixels) {
@@ -252,9 +263,8 @@ static inline void direct_block(const DirectPart& part, const Pixels& pixels) {
   const Pixels within{pixels.image, pixels.lines, inside};
   image.take_in_place(within);
   direct_lines(part, within, true);
-  for (int64_t at = pixels.columns.begin; at < pixels.columns.end; at++)
-    if (at < inside.begin || at >= inside.end)
-      direct_column(part, {pixels.image, pixels.lines, {at, at + 1}});
+  direct_edge(part, {pixels.image, pixels.lines, {pixels.columns.begin, inside.begin}});
+  direct_edge(part, {pixels.image, pixels.lines, {inside.end, pixels.columns.end}});
 }
 
 static inline void direct_blocks(const DirectPart& part, const Pixels& pixels) {
