@@ -350,8 +350,8 @@ OPTIONS: tuple[Option, ...] = (
         _one_of("guards", ("pinned", "torch")),
         "pinned or torch",
         "How each call finds out that a model's modules and weights are as the graph needs them. "
-        "torch looks up each of them; pinned first asks whether anything changed at all (on CPU "
-        "from O2 on, Python 3.10 to 3.12).",
+        "torch looks up each of them; pinned first asks whether anything changed at all (graphs "
+        "on CPU, in a process that compiled at O2 or above, Python 3.10 to 3.12).",
     ),
     Option(
         "inductor",

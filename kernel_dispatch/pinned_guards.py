@@ -46,7 +46,7 @@ _installed: list[bool] = []
 def wanted(record: GraphReport) -> None:
     """For the code whose graph is being compiled: its guards are built when the backend is done."""
     context = torch._guards.TracingContext.try_get()
-    if context is None or library.pin_plan([], {}, []) is None:
+    if context is None or record.target != "cpu" or library.pin_plan([], {}, []) is None:
         return
     with _installing:
         if not _installed:
@@ -153,7 +153,7 @@ def _wrapper() -> type:
     return WithPinned
 
 
-def _never(arguments: Arguments | None) -> bool:
+def _never(arguments: Arguments) -> bool:
     return False
 
 

@@ -320,7 +320,7 @@ def waker() -> Callable[[], bool] | None:
     return None if _Loaded.library is None else _Loaded.library.kernel_dispatch_wake_threads
 
 
-Hold = Callable[[Mapping[str, Any] | None], bool]
+Hold = Callable[[Mapping[str, Any]], bool]
 MakePins = Callable[[Mapping[str, Any]], Hold | None]
 
 

@@ -101,7 +101,7 @@ struct Start {
 class Pins {
  public:
   // Whether it holds now.
-  bool hold(PyObject* arguments, const std::vector<Owned>& others) {
+  bool hold(PyObject* arguments, const std::vector<Owned>& others) const {
     const auto now = c10::impl::tls_local_dispatch_key_set();
     if (now.included_ != keys_.included_ || now.excluded_ != keys_.excluded_) return false;
     for (const Start& start : starts_)
@@ -111,10 +111,8 @@ class Pins {
         return false;
     for (const Pin& pin : pins_)
       if (!holds(pin)) return false;
-    held_++;
     return true;
   }
-  int64_t held() const { return held_; }
 
   void start(const Owned& name, PyObject* object, PyObject* globals) {
     starts_.push_back({name, object, Owned(globals)});
@@ -186,7 +184,6 @@ class Pins {
   std::vector<Form> forms_;
   std::vector<PyObject*> alone_;  // sorted
   c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
-  int64_t held_ = 0;
 };
 
 // A place as it is found again: an attribute or an entry of one that comes before it.
@@ -275,11 +272,9 @@ PyObject* function_with(T state, PyMethodDef* method) {
   return function;
 }
 
-// Of None: how often it held.
 PyObject* hold(PyObject* capsule, PyObject* arguments) {
-  auto* const held = inside<Held>(capsule);
+  const auto* const held = inside<Held>(capsule);
   if (held == nullptr) return nullptr;
-  if (arguments == Py_None) return PyLong_FromLongLong(held->pins->held());
   return PyBool_FromLong(PyDict_Check(arguments) && held->pins->hold(arguments, held->plan->others));
 }
 PyMethodDef hold_method = {"hold", hold, METH_O, "Is all as it was when it was pinned?"};
