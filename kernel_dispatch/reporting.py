@@ -22,6 +22,7 @@ from kernel_dispatch.selection import Plan
 from kernel_dispatch.settings import Settings
 from lowering.contract import Region
 from lowering.errors import StrictModeError, UnifiedWarning
+from lowering.native import library
 from lowering.reasons import Reason
 
 # Lowered in an earlier process: only running shows what is in the graph.
@@ -70,6 +71,7 @@ class GraphReport:
     guards: tuple[int, int] = (0, 0)  # that are pinned, and that are asked in each call beside them
     _runs: Counter[str] = field(default_factory=Counter)
     _region_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _kernel_runs: Counter[int] = field(default_factory=Counter)  # of what ran in one call: how often
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _owner: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
     _wrapper: Any = field(default=None, repr=False, compare=False)
@@ -107,6 +109,11 @@ class GraphReport:
         with self._lock:
             self._region_runs[region, provider] += times
 
+    def kernels_ran(self, ran: int) -> None:
+        """Calls of small graphs are short: what this says is taken apart where somebody asks."""
+        with self._lock:
+            self._kernel_runs[ran] += 1
+
     @property
     def tolerance(self) -> float:
         return self.settings.tolerance
@@ -115,7 +122,15 @@ class GraphReport:
         fell_back(self, "run", provider, "torch", reason)
 
     def region_runs(self, region: str, provider: str) -> int:
-        return self._region_runs[region, provider]
+        return self._all_region_runs()[region, provider]
+
+    def _all_region_runs(self) -> Counter[tuple[str, str]]:
+        with self._lock:
+            runs, calls = self._region_runs.copy(), self._kernel_runs.copy()
+        for ran, often in calls.items():
+            for region, times in library.regions_of(ran):
+                runs[region] += times * often
+        return runs
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -165,7 +180,7 @@ class GraphReport:
                 "detail": _OUT_OF_A_CACHE,
                 "packed_bytes": None,
             }
-            for (name, who), n in self._region_runs.items()
+            for (name, who), n in self._all_region_runs().items()
             if (name, who) not in known
         ]
         return whole + parts + unplanned

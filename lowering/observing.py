@@ -18,6 +18,9 @@ class Listener(Protocol):
 
     def region_ran(self, region: str, provider: str, times: int = 1) -> None: ...
 
+    def kernels_ran(self, ran: int) -> None:
+        """As `regions_of` in native/library.py takes it apart."""
+
     def region_demoted(self, region: str, provider: str, reason: Reason) -> None: ...
 
 
@@ -62,7 +65,5 @@ def listened(listener: Listener, run: Callable[..., Any], args: Sequence[Any]) -
     finally:
         depth.value = outside
         _current.listener = outer
-        after = library.snapshot()
-        if after != before:
-            for region, provider, times in library.ran_between(before, after):
-                listener.region_ran(region, provider, times)
+        if ran := library.snapshot() - before:
+            listener.kernels_ran(ran)

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "counters.h"
+#include "from_python.h"
 #include "tensors.h"
 
 namespace kd {
@@ -56,6 +57,8 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value,
   count(kAttention);
   return out;
 }
+
+const from_python::Offered offered("mha_attention", from_python::entry<attend>);
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 
 #include "convolution_rows.h"
 #include "counters.h"
+#include "from_python.h"
 #include "layer_text.h"
 
 namespace kd {
@@ -27,9 +28,8 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& 
                    int64_t groups, const OptionalTensor& before, const OptionalTensor& times,
                    const OptionalTensor& after, int64_t act, double a, double b, int64_t way,
                    bool rows) {
-  const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
-                  or_undefined(var), eps};
-  Layer layer{weight, or_undefined(bias), norm, stride, padding, dilation, groups, act, a, b,
+  const Norm norm{norm_weight, norm_bias, mean, var, eps};
+  Layer layer{weight, bias, norm, stride, padding, dilation, groups, act, a, b,
               static_cast<Way>(way)};
   std::vector<Tensor> given{x};
   const auto beside = [&](const OptionalTensor& tensor) {
@@ -52,17 +52,28 @@ void check_order(at::ArrayRef<Layer> layers, size_t given) {
   }
 }
 
-Tensor convolutions(const Tensor& x, at::TensorList tensors, c10::string_view text,
-                    at::TensorList others, bool rows) {
-  const auto described = LayerText::of(std::string(text));
-  TORCH_CHECK(tensors.size() == described->tensors(), "these layers have ", described->tensors(),
+Tensor convolutions_of(const Tensor& x, at::ArrayRef<Lent> tensors, c10::string_view text,
+                       at::TensorList others, bool rows) {
+  const LayerText& described = LayerText::of({text.data(), text.size()});
+  TORCH_CHECK(tensors.size() == described.tensors(), "these layers have ", described.tensors(),
               " tensors, and here are ", tensors.size());
-  const std::vector<Layer> layers = described->layers(tensors);
+  const std::vector<Layer> layers = described.layers(tensors);
   std::vector<Tensor> given{x};
   given.insert(given.end(), others.begin(), others.end());
   check_order(layers, given.size());
   return computed(layers, std::move(given), rows);
 }
+
+Tensor convolutions(const Tensor& x, at::TensorList tensors, c10::string_view text,
+                    at::TensorList others, bool rows) {
+  const std::vector<Lent> lent(tensors.begin(), tensors.end());
+  return convolutions_of(x, lent, text, others, rows);
+}
+
+const from_python::Offered offered[] = {
+    {"openmp_convolution", from_python::entry<convolution>},
+    {"openmp_convolutions", from_python::entry<convolutions_of>},
+};
 
 }  // namespace
 

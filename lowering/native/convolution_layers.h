@@ -12,7 +12,7 @@ namespace kd {
 inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const Norm& norm,
                                     const ConvShape& shape, Way way) {
   const uint64_t form = static_cast<uint64_t>(shape.groups) * 4 + static_cast<uint64_t>(way);
-  const Tensor from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
+  const Lent from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
   return weights().get(from, norm.recipe(form), [&] {
     const Tensor floats = as_float(weight.detach());
     const float* const numbers = floats.const_data_ptr<float>();
@@ -44,14 +44,14 @@ inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, co
 
 // The factors and shifts of a norm that stands alone.
 inline PackedPtr packed_norm(const Norm& norm, int64_t channels) {
-  c10::SmallVector<Tensor, 4> from;
+  c10::SmallVector<Lent, 4> from;
   uint64_t there = 0;  // a bit each: one tensor alone may be a scale here and a shift there
-  for (const Tensor* each : {&norm.mean, &norm.var, &norm.weight, &norm.bias}) {
-    there = there << 1 | each->defined();
-    if (!each->defined()) continue;
+  for (const Lent& each : {norm.mean, norm.var, norm.weight, norm.bias}) {
+    there = there << 1 | each.defined();
+    if (!each.defined()) continue;
     TORCH_CHECK(each->numel() == channels || (each->numel() == 1 && !norm.mean.defined()),
                 "a tensor of ", each->sizes(), " for a norm of ", channels, " channels");
-    from.push_back(*each);
+    from.push_back(each);
   }
   const uint64_t form = (1ull << 42) + static_cast<uint64_t>(channels) * 16 + there;
   return weights().get(from, norm.recipe(form), [&] {
@@ -78,12 +78,12 @@ inline void check_beside(const Layer& layer, int64_t pixels, int64_t channels,
 
 // Generated code does not compare sizes for us (lowering/input_checks.py).
 inline void check(const Layer& layer, const ConvShape& s, const Values& values) {
-  TORCH_CHECK(s.groups > 0 && s.co % s.groups == 0 && layer.weight.size(1) * s.groups == s.ci,
+  TORCH_CHECK(s.groups > 0 && s.co % s.groups == 0 && layer.weight->size(1) * s.groups == s.ci,
               "a convolution of ", s.ci, " channels in ", s.groups, " groups has a weight of ",
-              layer.weight.sizes());
+              layer.weight->sizes());
   const Norm& norm = layer.norm;
-  for (const Tensor* each : {&layer.bias, &norm.weight, &norm.bias, &norm.mean, &norm.var})
-    TORCH_CHECK(!each->defined() || each->numel() == s.co, "a tensor of ", each->sizes(), " for ",
+  for (const Lent& each : {layer.bias, norm.weight, norm.bias, norm.mean, norm.var})
+    TORCH_CHECK(!each.defined() || each->numel() == s.co, "a tensor of ", each->sizes(), " for ",
                 s.co, " outputs");
   check_beside(layer, s.pixels(), s.co, values);
 }

@@ -10,7 +10,7 @@
 namespace kd {
 
 struct Norm {
-  Tensor weight, bias, mean, var;
+  Lent weight, bias, mean, var;
   double eps;
 
   // Without statistics it is a factor and a shift of each channel, or of all of them.
@@ -21,7 +21,7 @@ struct Norm {
     if (!there()) return form;
     uint64_t bits;
     std::memcpy(&bits, &eps, sizeof bits);
-    return ((bits * 31 + reinterpret_cast<uint64_t>(mean.unsafeGetTensorImpl())) * 31 + form) |
+    return ((bits * 31 + reinterpret_cast<uint64_t>(mean->unsafeGetTensorImpl())) * 31 + form) |
            1ull << 63;
   }
 };

@@ -13,10 +13,10 @@ constexpr int64_t kPortionFloats = 128 * 1024;
 inline PackedPtr packed_pointwise_rows(const Layer& layer, const ConvShape& shape) {
   const uint64_t form = 1ull << 41;
   const Norm& norm = layer.norm;
-  const Tensor from[] = {layer.weight, layer.bias, norm.weight, norm.bias, norm.mean, norm.var};
+  const Lent from[] = {layer.weight, layer.bias, norm.weight, norm.bias, norm.mean, norm.var};
   return weights().get(from, norm.recipe(form), [&] {
     auto packed = std::make_shared<Packed>(pointwise_rows_packed_size(shape));
-    const Tensor floats = as_float(layer.weight.detach());
+    const Tensor floats = as_float(layer.weight->detach());
     const FoldedNorm folded(layer.bias, norm, shape.co);
     pointwise_rows_pack(packed->weight.data(), floats.const_data_ptr<float>(), folded.scales(),
                         folded.bias.empty() ? nullptr : folded.bias.data(), shape);

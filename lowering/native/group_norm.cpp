@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "counters.h"
+#include "from_python.h"
 #include "tensors.h"
 
 namespace kd {
@@ -64,6 +65,8 @@ Tensor group_norm(const Tensor& given, const OptionalTensor& weight, const Optio
   }
   return out;
 }
+
+const from_python::Offered offered("openmp_group_norm", from_python::entry<group_norm>);
 
 }  // namespace
 

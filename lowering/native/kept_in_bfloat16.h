@@ -42,21 +42,21 @@ class KeptInBFloat16 {
     return way_of(layer, sizeless(layer)) == Way::bfloat16;
   }
   static bool of_each_channel(const Layer& layer) {
-    return layer.is_convolution() && layer.groups > 1 && layer.groups == layer.weight.size(0);
+    return layer.is_convolution() && layer.groups > 1 && layer.groups == layer.weight->size(0);
   }
   // Its channels and taps; there is no image yet.
   static ConvShape sizeless(const Layer& layer) {
-    return shape_of({1, layer.weight.size(1) * layer.groups, 1, 1}, layer);
+    return shape_of({1, layer.weight->size(1) * layer.groups, 1, 1}, layer);
   }
 
   bool may_make(size_t i) const {
-    return by_products(i, i - 1) && layers_[i].weight.size(0) % 2 == 0;
+    return by_products(i, i - 1) && layers_[i].weight->size(0) % 2 == 0;
   }
 
   void note_readers(size_t i) {
     const Layer& layer = layers_[i];
     const bool multiplied = by_products(i, i + 1) && layer.factors < 0 &&
-                            layer.weight.size(1) % 2 == 0;
+                            layer.weight->size(1) % 2 == 0;
     if (!multiplied) kept_[layer.image] = false;
     for (const int64_t value : {layer.before, layer.times, layer.after, layer.factors})
       if (value >= 0 && (value == layer.factors || !multiplies(i))) kept_[value] = false;

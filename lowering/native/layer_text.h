@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -38,13 +38,13 @@ class LayerText {
   size_t tensors() const { return tensors_; }
 
   // Refer to this text, which has to stay.
-  std::vector<Layer> layers(at::TensorList tensors) const {
+  std::vector<Layer> layers(at::ArrayRef<Lent> tensors) const {
     std::vector<Layer> made;
     made.reserve(masks_.size());
-    const at::Tensor* next = tensors.data();
+    const Lent* next = tensors.data();
     const int64_t* at = numbers_.data();
     for (size_t i = 0; i < masks_.size(); i++, at += 1 + kIntegers + kNumbers) {
-      Tensor own[kTensors];
+      Lent own[kTensors];
       for (size_t which = 0; which < kTensors; which++)
         if (masks_[i] >> which & 1) own[which] = *next++;
       const int64_t* n = at + 1;
@@ -58,16 +58,23 @@ class LayerText {
   }
 
   // Of a text that was read before, the same object. Texts are as many as there are graphs.
-  static std::shared_ptr<const LayerText> of(const std::string& text) {
+  static const LayerText& of(std::string_view text) {
     static std::mutex mutex;
-    static auto* known = new std::unordered_map<std::string, std::shared_ptr<const LayerText>>;
+    static auto* known = new std::unordered_map<std::string, LayerText, Hash, std::equal_to<>>;
     const std::lock_guard<std::mutex> lock(mutex);
-    auto& found = (*known)[text];
-    if (found == nullptr) found = std::make_shared<const LayerText>(text);
-    return found;
+    auto found = known->find(text);
+    if (found == known->end()) {
+      const std::string own(text);
+      found = known->try_emplace(own, own).first;
+    }
+    return found->second;
   }
 
  private:
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;  // a text is looked for without being copied
+  };
+
   static double real(int64_t bits) {
     double number;
     std::memcpy(&number, &bits, sizeof number);

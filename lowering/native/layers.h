@@ -33,7 +33,7 @@ enum class Way : int64_t {
 struct Layer {
   static constexpr int64_t kNothing = -1;
 
-  Tensor weight, bias;
+  Lent weight, bias;
   Norm norm;
   at::IntArrayRef stride, padding, dilation;
   int64_t groups, act;

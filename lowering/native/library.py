@@ -233,10 +233,25 @@ def _load(path: Path) -> None:
         with_python = ctypes.PyDLL(str(path))
         with_python.kernel_dispatch_pin_plan.argtypes = (ctypes.py_object,) * 3
         with_python.kernel_dispatch_pin_plan.restype = ctypes.py_object
+        with_python.kernel_dispatch_straight.argtypes = (ctypes.py_object,) * 4
+        with_python.kernel_dispatch_straight.restype = ctypes.py_object
+        with_python.kernel_dispatch_straight_names.restype = ctypes.py_object
+        _call_straight(with_python)
         from lowering.native import shapes
 
         shapes.register()
         _Loaded.library, _Loaded.with_python = library, with_python
+
+
+def _call_straight(with_python: ctypes.PyDLL) -> None:
+    """Lets calls of our operators from Python pass torch's dispatcher by where it has nothing to
+    decide. An operator's hash is that of the function it calls: nobody may have used it yet."""
+    for name in with_python.kernel_dispatch_straight_names():
+        operator = getattr(torch.ops.kernel_dispatch, name).default
+        arguments = operator._schema.arguments
+        names = tuple(sys.intern(one.name) for one in arguments)
+        defaults = tuple(one.default_value for one in arguments if one.has_default_value())
+        operator._op = with_python.kernel_dispatch_straight(name, operator._op, names, defaults)
 
 
 def multiplies_bfloat16() -> bool:
@@ -245,7 +260,7 @@ def multiplies_bfloat16() -> bool:
 
 
 class _PerThread(threading.local):
-    counts: ctypes.Array[ctypes.c_int64] | None = None
+    counts: memoryview | None = None
     pool_depth: ctypes.c_int64 | None = None
 
 
@@ -254,28 +269,31 @@ _per_thread = _PerThread()
 
 def counts() -> tuple[int, ...]:
     """How often each of `COUNTED` ran on this thread, since it began; () before loading."""
-    return _COUNTS.unpack(found) if (found := snapshot()) else ()
+    return _separate(snapshot()) if is_loaded() else ()
 
 
-def snapshot() -> bytes:
-    """The same as it lies in memory: calls of small graphs are short, and ask twice."""
+def snapshot() -> int:
+    """All of them as one large number: calls of small graphs are short, and ask twice. What ran
+    meanwhile is the difference; no part of it is below 0, so the others are not touched."""
     mine = _per_thread.counts
     if mine is None:
         if _Loaded.library is None:
-            return b""
+            return 0
         pointer = _Loaded.library.kernel_dispatch_counters()
-        mine = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int64 * len(COUNTED))).contents
-        _per_thread.counts = mine
-    return bytes(mine)
+        array = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int64 * len(COUNTED))).contents
+        _per_thread.counts = mine = memoryview(array).cast("B")
+    return int.from_bytes(mine, sys.byteorder)
 
 
-def ran_between(before: bytes, after: bytes) -> Iterator[tuple[str, str, int]]:
-    """Region, provider, and how often, of what two snapshots differ in."""
-    first_ones = _COUNTS.unpack(before) if before else (0,) * len(COUNTED)
-    last_ones = _COUNTS.unpack(after)
-    for (region, provider), first, last in zip(COUNTED, first_ones, last_ones, strict=True):
-        if last != first:
-            yield region, provider, last - first
+def _separate(counts: int) -> tuple[int, ...]:
+    return _COUNTS.unpack(counts.to_bytes(_COUNTS.size, sys.byteorder))
+
+
+def regions_of(ran: int) -> Iterator[tuple[tuple[str, str], int]]:
+    """Region and provider, and how often, of what two snapshots differ by."""
+    for counted, times in zip(COUNTED, _separate(ran), strict=True):
+        if times:
+            yield counted, times
 
 
 def keep_memory(size: int, training: bool) -> None:

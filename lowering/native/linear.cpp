@@ -1,11 +1,12 @@
 // act(x @ weight.T + bias + before) * times + after, for rows of float32 and of bfloat16.
 
-#include <ATen/ops/empty.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "bf16_linear.h"
 #include "counters.h"
+#include "from_python.h"
 #include "tensors.h"
 #include "weights.h"
 
@@ -117,7 +118,7 @@ std::vector<Tensor> computed(const Tensor& x, at::ArrayRef<Described> layers) {
     if (is_gate[i]) continue;
     const Prepared<Kind>& layer = prepared[i];
     shape.back() = layer.n;
-    results.push_back(at::empty(shape, x.options()));
+    results.emplace_back(at::detail::empty_cpu(shape, x.scalar_type(), false, std::nullopt));
     auto* const out = static_cast<Element*>(results.back().mutable_data_ptr());
     if (results.back().numel() == 0) continue;
     group.push_back({layer.n, layer.packed->weight.data(), layer.epilogue, out});
@@ -187,6 +188,17 @@ Tensor gated_linear(const Tensor& x, at::TensorList tensors, at::IntArrayRef int
   TORCH_CHECK(results.size() == 1, "a gated layer has one result, these have ", results.size());
   return results.front();
 }
+
+const from_python::Offered offered[] = {
+    {"openmp_linear", from_python::entry<linear<LinearInFloats>>},
+    {"openmp_linears", from_python::entry<linears<LinearInFloats>>},
+    {"openmp_gated_linear", from_python::entry<gated_linear<LinearInFloats>>},
+#if defined(__AVX512BF16__)
+    {"openmp_linear_bf16", from_python::entry<linear<LinearInBFloat16>>},
+    {"openmp_linears_bf16", from_python::entry<linears<LinearInBFloat16>>},
+    {"openmp_gated_linear_bf16", from_python::entry<gated_linear<LinearInBFloat16>>},
+#endif
+};
 
 }  // namespace
 

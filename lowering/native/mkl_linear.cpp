@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "counters.h"
+#include "from_python.h"
 #include "tensors.h"
 #include "weights.h"
 
@@ -50,6 +51,8 @@ Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& b
   count(kMklLinear);
   return multiply(input.contiguous(), packed->of_library, out_in, bias, rows);
 }
+
+const from_python::Offered offered("mkl_linear_native", from_python::entry<linear>);
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "counters.h"
+#include "from_python.h"
 #include "tensors.h"
 
 namespace kd {
@@ -103,6 +104,11 @@ std::tuple<Tensor, Tensor> norm_sums(const Tensor& given_grad, const Tensor& giv
   }
   return {sum, dot};
 }
+
+const from_python::Offered offered[] = {
+    {"openmp_moments", from_python::entry<moments>},
+    {"openmp_norm_sums", from_python::entry<norm_sums>},
+};
 
 }  // namespace
 

@@ -6,8 +6,8 @@
 // reached, each only after what holds it; nothing is kept alive by us. No Python code runs in here, so
 // no other thread changes anything meanwhile.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "python_objects.h"
+
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 
 #if PY_VERSION_HEX >= 0x030A0000 && PY_VERSION_HEX < 0x030D0000 && !defined(Py_GIL_DISABLED)
 
+namespace kd {
 namespace {
 
 // Bits of what to pin of a place. As `class Pin` in kernel_dispatch/pin_plan.py.
@@ -44,15 +45,6 @@ uint64_t version_of(PyObject* dictionary) {
 unsigned version_of(const PyTypeObject* type) {
   return (type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) != 0 ? type->tp_version_tag : 0;
 }
-
-struct Owned {
-  PyObject* object;
-  explicit Owned(PyObject* given) : object(given) { Py_XINCREF(object); }
-  Owned(Owned&& other) noexcept : object(other.object) { other.object = nullptr; }
-  Owned(const Owned& other) : Owned(other.object) {}
-  Owned& operator=(const Owned&) = delete;
-  ~Owned() { Py_XDECREF(object); }
-};
 
 // What TENSOR_MATCH of torch asks of a tensor.
 struct Form {
@@ -242,35 +234,16 @@ struct Plan {
   }
 };
 
+struct Planned {
+  static constexpr const char* kName = "kernel_dispatch.plan";
+  std::shared_ptr<const Plan> plan;
+};
+
 struct Held {
+  static constexpr const char* kName = "kernel_dispatch.pins";
   std::shared_ptr<const Plan> plan;
   std::unique_ptr<Pins> pins;
 };
-
-template <class T>
-constexpr const char* name_of();
-template <>
-constexpr const char* name_of<std::shared_ptr<const Plan>>() { return "kernel_dispatch.plan"; }
-template <>
-constexpr const char* name_of<Held>() { return "kernel_dispatch.pins"; }
-
-template <class T>
-T* inside(PyObject* capsule) {
-  return static_cast<T*>(PyCapsule_GetPointer(capsule, name_of<T>()));
-}
-
-// A function of Python's that owns `state`.
-template <class T>
-PyObject* function_with(T state, PyMethodDef* method) {
-  auto owned = std::make_unique<T>(std::move(state));
-  PyObject* const capsule =
-      PyCapsule_New(owned.get(), name_of<T>(), [](PyObject* c) { delete inside<T>(c); });
-  if (capsule == nullptr) return nullptr;
-  owned.release();
-  PyObject* const function = PyCFunction_New(method, capsule);
-  Py_DECREF(capsule);  // the function's now
-  return function;
-}
 
 PyObject* hold(PyObject* capsule, PyObject* arguments) {
   const auto* const held = inside<Held>(capsule);
@@ -280,13 +253,13 @@ PyObject* hold(PyObject* capsule, PyObject* arguments) {
 PyMethodDef hold_method = {"hold", hold, METH_O, "Is all as it was when it was pinned?"};
 
 PyObject* pin(PyObject* capsule, PyObject* arguments) {
-  const auto* const plan = inside<std::shared_ptr<const Plan>>(capsule);
-  if (plan == nullptr) return nullptr;
+  const auto* const planned = inside<Planned>(capsule);
+  if (planned == nullptr) return nullptr;
   try {
     if (!PyDict_Check(arguments)) Py_RETURN_NONE;
-    auto pins = (*plan)->pin(arguments);
+    auto pins = planned->plan->pin(arguments);
     if (pins == nullptr) Py_RETURN_NONE;
-    return function_with(Held{*plan, std::move(pins)}, &hold_method);
+    return function_with(Held{planned->plan, std::move(pins)}, &hold_method);
   } catch (const std::exception&) {  // a tensor that has no sizes
     Py_RETURN_NONE;
   }
@@ -294,10 +267,12 @@ PyObject* pin(PyObject* capsule, PyObject* arguments) {
 PyMethodDef pin_method = {"pin", pin, METH_O, "What says whether all is as it is now."};
 
 }  // namespace
+}  // namespace kd
 
 // steps: [(holder, key, is_item, type, what)], each behind its holder; others: names. Arguments ->
 // what says of later arguments whether all is as it was; None where that can't be said.
 extern "C" PyObject* kernel_dispatch_pin_plan(PyObject* steps, PyObject* globals, PyObject* others) {
+  using namespace kd;
   Plan plan{{}, Owned(globals), {}};
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(steps); i++) {
     PyObject* const each = PyList_GET_ITEM(steps, i);
@@ -312,7 +287,7 @@ extern "C" PyObject* kernel_dispatch_pin_plan(PyObject* steps, PyObject* globals
   }
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(others); i++)
     plan.others.emplace_back(PyList_GET_ITEM(others, i));
-  return function_with(std::make_shared<const Plan>(std::move(plan)), &pin_method);
+  return function_with(Planned{std::make_shared<const Plan>(std::move(plan))}, &pin_method);
 }
 
 #else

@@ -1,6 +1,8 @@
 // Where images lie: several may be the channels of one, which nobody has to put together then.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
+
 #include <vector>
 
 #include "elements.h"
@@ -55,7 +57,7 @@ struct PlacedImage {
 class Values {
  public:
   Values(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given, KeptInBFloat16 kept)
-      : layers_(layers), given_(given.size()), like_(given.front()), kept_(std::move(kept)) {
+      : layers_(layers), given_(given.size()), kept_(std::move(kept)) {
     for (const Tensor& image : given) values_.emplace_back(image, false);
     values_.resize(given_ + layers.size());
     readers_.resize(values_.size());
@@ -137,8 +139,7 @@ class Values {
   PlacedImage place(int64_t value, const std::array<int64_t, 4>& sizes) {
     if (part_[value] == kNowhere) {
       const auto dtype = kept_[value] ? at::kBFloat16 : at::kFloat;
-      return PlacedImage(
-          at::empty(sizes, like_.options().dtype(dtype).memory_format(kChannelsLast)), true);
+      return PlacedImage(Tensor(at::detail::empty_cpu(sizes, dtype, false, kChannelsLast)), true);
     }
     const auto part = static_cast<size_t>(part_[value]);
     return whole_of(part, sizes).some(layers_[part].first_channel(), sizes[1]);
@@ -146,7 +147,6 @@ class Values {
 
   at::ArrayRef<Layer> layers_;
   size_t given_;
-  Tensor like_;
   KeptInBFloat16 kept_;
   std::vector<PlacedImage> values_;
   std::vector<int64_t> readers_;

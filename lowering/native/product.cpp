@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "counters.h"
+#include "from_python.h"
 #include "gemm_unpacked.h"
 #include "tensors.h"
 
@@ -31,6 +32,8 @@ Tensor product(const Tensor& left, const Tensor& right, const OptionalTensor& bi
   count(kProduct);
   return out;
 }
+
+const from_python::Offered offered("openmp_product", from_python::entry<product>);
 
 }  // namespace
 

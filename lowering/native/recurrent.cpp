@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "counters.h"
+#include "from_python.h"
 #include "linear_group.h"
 #include "tensors.h"
 #include "weights.h"
@@ -65,7 +66,7 @@ void interleave(float* panels, const RecurrentShape& s) {
 
 // Panels of the input's weight, then of the hidden state's.
 PackedPtr packed_layer(const Parameters& of, const RecurrentShape& s) {
-  const Tensor from[] = {of.hidden_weight, of.input_weight, of.input_bias, of.hidden_bias};
+  const Lent from[] = {of.hidden_weight, of.input_weight, of.input_bias, of.hidden_bias};
   const uint64_t form = 1ull << 41 | static_cast<uint64_t>(s.cell);
   return weights().get(from, form, [&] {
     const int64_t first = packed_size(s.inputs, s.sums());
@@ -227,6 +228,8 @@ std::vector<Tensor> recurrent(const Tensor& x, at::TensorList state, at::TensorL
   count(kRecurrent);
   return results;
 }
+
+const from_python::Offered offered("openmp_recurrent", from_python::entry<recurrent>);
 
 }  // namespace
 

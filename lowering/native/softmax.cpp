@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "counters.h"
+#include "from_python.h"
 #include "tensors.h"
 
 namespace kd {
@@ -24,6 +25,8 @@ Tensor softmax_of(const Tensor& given, bool logarithm) {
           logarithm, team);
   return out;
 }
+
+const from_python::Offered offered("openmp_softmax", from_python::entry<softmax_of>);
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "epilogue.h"
+#include "lent.h"
 
 namespace kd {
 

@@ -6,6 +6,7 @@
 
 #include "convolution_norm.h"
 #include "counters.h"
+#include "from_python.h"
 #include "image_tensors.h"
 #include "transposed.h"
 #include "weights.h"
@@ -15,7 +16,7 @@ namespace {
 
 PackedPtr packed_transposed(const Tensor& weight, const Tensor& bias, const Norm& norm,
                             const TransposedShape& s) {
-  const Tensor from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
+  const Lent from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
   const uint64_t form = 1ull << 40 | static_cast<uint64_t>(s.sh) << 20 | static_cast<uint64_t>(s.sw);
   return weights().get(from, norm.recipe(form), [&] {
     auto packed = std::make_shared<Packed>(transposed_packed_size(s));
@@ -58,12 +59,11 @@ Tensor transposed_convolution(const Tensor& x, const Tensor& weight, const Optio
   }
   const Tensor image = channels_last(image_of(x));
   const TransposedShape s = shape_of(image, weight, stride, padding, output_padding);
-  const Norm norm{or_undefined(norm_weight), or_undefined(norm_bias), or_undefined(mean),
-                  or_undefined(var), eps};
+  const Norm norm{norm_weight, norm_bias, mean, var, eps};
   TORCH_CHECK(s.oh > 0 && s.ow > 0, "the padding leaves an output of ", s.oh, "x", s.ow);
   const Tensor out = at::empty({s.n, s.co, s.oh, s.ow}, image.options().memory_format(format));
   if (out.numel() > 0) {
-    const PackedPtr packed = packed_transposed(weight, or_undefined(bias), norm, s);
+    const PackedPtr packed = packed_transposed(weight, Lent(bias), norm, s);
     Epilogue epilogue;
     epilogue.bias = packed->bias.empty() ? nullptr : packed->bias.data();
     epilogue.act = static_cast<Act>(act);
@@ -74,6 +74,9 @@ Tensor transposed_convolution(const Tensor& x, const Tensor& weight, const Optio
   }
   return flat ? out.squeeze(2) : out;
 }
+
+const from_python::Offered offered("openmp_transposed_convolution",
+                                   from_python::entry<transposed_convolution>);
 
 }  // namespace
 

@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lent.h"
 #include "pages.h"
 
 namespace kd {
@@ -116,16 +117,16 @@ class Weights {
   // The packed form of `tensors[0]`, which `make` builds from all of them. `recipe` tells apart
   // several forms of one weight. Undefined tensors are skipped.
   template <class Make>
-  PackedPtr get(at::ArrayRef<at::Tensor> tensors, uint64_t recipe, const Make& make) {
+  PackedPtr get(at::ArrayRef<Lent> tensors, uint64_t recipe, const Make& make) {
     if (!trackable(tensors)) return make();
-    const Key key{tensors[0].unsafeGetTensorImpl(), recipe};
+    const Key key{tensors[0]->unsafeGetTensorImpl(), recipe};
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto found = entries_.find(key);
       if (found != entries_.end() && found->second.current(tensors)) return found->second.packed;
     }
     Entry entry;
-    for (const at::Tensor& tensor : tensors) {
+    for (const Lent& tensor : tensors) {
       if (tensor.defined()) entry.sources.emplace_back(tensor);
     }
     entry.packed = make();
@@ -174,9 +175,9 @@ class Weights {
     std::vector<Source> sources;
     PackedPtr packed;
 
-    bool current(at::ArrayRef<at::Tensor> tensors) const {
+    bool current(at::ArrayRef<Lent> tensors) const {
       size_t index = 0;
-      for (const at::Tensor& tensor : tensors) {
+      for (const Lent& tensor : tensors) {
         if (!tensor.defined()) continue;
         if (index == sources.size() || !sources[index++].unchanged(tensor)) return false;
       }
@@ -186,9 +187,9 @@ class Weights {
   };
 
   // An inference tensor has no version counter, so a change in place could not be seen.
-  static bool trackable(at::ArrayRef<at::Tensor> tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      if (tensor.defined() && (tensor.is_inference() || tensor.nbytes() < 4)) return false;
+  static bool trackable(at::ArrayRef<Lent> tensors) {
+    for (const Lent& tensor : tensors) {
+      if (tensor.defined() && (tensor->is_inference() || tensor->nbytes() < 4)) return false;
     }
     return true;
   }

@@ -118,7 +118,6 @@ TARGET = Target(
             priority=70,
             dtypes=frozenset({"float32", "float16"}),
             training=False,
-            min_flops=1 << 16,
             why="weights laid out once, bias to residual in one pass, a microsecond to call; "
             "float16 is computed in float32, which eager does number by number",
         ),
@@ -131,7 +130,6 @@ TARGET = Target(
             dtypes=frozenset({"bfloat16"}),
             training=False,
             features=frozenset({"amd", "avx512_bf16"}),
-            min_flops=1 << 16,
             why="the CPU's own bfloat16 products, as in oneDNN, and all that follows in floats "
             "before the one rounding",
         ),

@@ -39,6 +39,9 @@ class Heard:
     def region_ran(self, region: str, provider: str, times: int = 1) -> None:
         self.ran += [(region, provider)] * times
 
+    def kernels_ran(self, ran: int) -> None:
+        raise AssertionError("a kernel of the CPU's library ran")
+
     def region_demoted(self, region: str, provider: str, reason: Reason) -> None:
         self.demoted.append((region, provider, reason))
 

@@ -1,0 +1,211 @@
+// Operators of ours called from Python without torch's dispatcher, which takes two microseconds for
+// what has only one answer: tensors of CPUs, and nobody who listens. Every other call goes to torch's
+// own function for the operator (from_python.cpp, `call_straight` in lowering/native/library.py).
+#pragma once
+
+#include <c10/core/GradMode.h>
+#include <c10/util/string_view.h>
+
+#include <string_view>
+#include <tuple>
+
+#include "python_objects.h"
+#include "tensors.h"
+
+namespace kd::from_python {
+
+// What a call knows of itself, and what it has to find out about its tensors.
+struct Call {
+  bool graded = c10::GradMode::is_enabled();
+  uint64_t keys = 0;
+
+  // Nothing where torch has to see it.
+  const Tensor* tensor(PyObject* object);
+  // Whether torch's dispatcher would take the kernel for CPUs, and nothing before it.
+  bool is_plain() const;
+};
+
+template <class T>
+struct Argument;
+
+template <>
+struct Argument<const Tensor&> {
+  const Tensor* found;
+  bool read(PyObject* object, Call& call) { return (found = call.tensor(object)) != nullptr; }
+  const Tensor& get() const { return *found; }
+};
+
+template <>
+struct Argument<const OptionalTensor&> {
+  OptionalTensor found;
+  bool read(PyObject* object, Call& call) {
+    if (object == Py_None) return true;
+    const Tensor* const tensor = call.tensor(object);
+    if (tensor != nullptr) found = *tensor;
+    return tensor != nullptr;
+  }
+  const OptionalTensor& get() const { return found; }
+};
+
+// A list of tensors, each as a `T`.
+template <class T>
+struct Tensors {
+  c10::SmallVector<T, 8> found;
+  bool read(PyObject* object, Call& call) {
+    if (!PyList_CheckExact(object)) return false;
+    const Py_ssize_t count = PyList_GET_SIZE(object);
+    found.reserve(static_cast<size_t>(count));
+    for (Py_ssize_t i = 0; i < count; i++) {
+      const Tensor* const tensor = call.tensor(PyList_GET_ITEM(object, i));
+      if (tensor == nullptr) return false;
+      found.emplace_back(*tensor);
+    }
+    return true;
+  }
+  at::ArrayRef<T> get() const { return found; }
+};
+template <>
+struct Argument<at::TensorList> : Tensors<Tensor> {};
+template <>
+struct Argument<at::ArrayRef<Lent>> : Tensors<Lent> {};
+
+template <>
+struct Argument<int64_t> {
+  int64_t found;
+  bool read(PyObject* object, Call&) {
+    if (!PyLong_CheckExact(object)) return false;
+    int overflow;
+    found = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow == 0;
+  }
+  int64_t get() const { return found; }
+};
+
+template <>
+struct Argument<double> {
+  double found;
+  bool read(PyObject* object, Call&) {
+    if (!PyFloat_CheckExact(object)) return false;
+    found = PyFloat_AS_DOUBLE(object);
+    return true;
+  }
+  double get() const { return found; }
+};
+
+template <>
+struct Argument<bool> {
+  bool found;
+  bool read(PyObject* object, Call&) {
+    found = object == Py_True;
+    return PyBool_Check(object);
+  }
+  bool get() const { return found; }
+};
+
+template <>
+struct Argument<at::IntArrayRef> {
+  c10::SmallVector<int64_t, 8> found;
+  bool read(PyObject* object, Call& call) {
+    if (!PyList_CheckExact(object)) return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); i++) {
+      Argument<int64_t> one;
+      if (!one.read(PyList_GET_ITEM(object, i), call)) return false;
+      found.push_back(one.get());
+    }
+    return true;
+  }
+  at::IntArrayRef get() const { return found; }
+};
+
+template <>
+struct Argument<at::ArrayRef<double>> {
+  c10::SmallVector<double, 8> found;
+  bool read(PyObject* object, Call& call) {
+    if (!PyList_CheckExact(object)) return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); i++) {
+      Argument<double> one;
+      if (!one.read(PyList_GET_ITEM(object, i), call)) return false;
+      found.push_back(one.get());
+    }
+    return true;
+  }
+  at::ArrayRef<double> get() const { return found; }
+};
+
+template <>
+struct Argument<c10::string_view> {
+  c10::string_view found;
+  bool read(PyObject* object, Call&) {
+    if (!PyUnicode_CheckExact(object)) return false;
+    Py_ssize_t size;
+    const char* const text = PyUnicode_AsUTF8AndSize(object, &size);
+    if (text == nullptr) return PyErr_Clear(), false;
+    found = {text, static_cast<size_t>(size)};
+    return true;
+  }
+  c10::string_view get() const { return found; }
+};
+
+PyObject* wrapped(const Tensor& tensor);
+PyObject* wrapped(const std::vector<Tensor>& tensors);
+PyObject* wrapped(const std::tuple<Tensor, Tensor>& tensors);
+// Sets Python's error to what torch makes of the exception that is being handled.
+PyObject* raised();
+
+// Torch's function for an operator, and its arguments, so that they are found by name.
+struct Known {
+  static constexpr const char* kName = "kernel_dispatch.operator";
+  Owned function, names, defaults;  // of the last arguments, as many as there are
+};
+
+constexpr size_t kMost = 32;  // arguments
+// Puts a call's arguments where they belong; false where torch has to say what is wrong with them.
+bool in_order(const Known& known, PyObject* const* given, Py_ssize_t count, PyObject* keywords,
+              PyObject** placed, size_t expected);
+
+template <class Result, class... As>
+struct Signature {};
+
+template <auto function, class Result, class... As, size_t... I>
+PyObject* straight(const Known& known, PyObject* const* given, Py_ssize_t count,
+                   PyObject* keywords, Signature<Result, As...>, std::index_sequence<I...>) {
+  static_assert(sizeof...(As) <= kMost);
+  Call call;
+  std::tuple<Argument<As>...> read;
+  PyObject* placed[sizeof...(As)];
+  if (!in_order(known, given, count, keywords, placed, sizeof...(As)) ||
+      !(std::get<I>(read).read(placed[I], call) && ...) || !call.is_plain())
+    return PyObject_Vectorcall(known.function.object, given, static_cast<size_t>(count), keywords);
+  std::optional<Result> result;
+  PyThreadState* const state = PyEval_SaveThread();
+  try {
+    result.emplace(function(std::get<I>(read).get()...));
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    PyEval_RestoreThread(state);
+    return raised();
+  }
+  return wrapped(*result);
+}
+
+template <auto function, class Result, class... As>
+PyObject* straight(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords,
+                   Result (*)(As...)) {
+  return straight<function>(*inside<Known>(self), given, count, keywords, Signature<Result, As...>(),
+                            std::index_sequence_for<As...>());
+}
+
+template <auto function>
+PyObject* entry(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
+  return straight<function>(self, given, count, keywords, function);
+}
+
+using Entry = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
+void offer(const char* name, Entry entry);
+
+// Where a file makes operators: `const Offered offered("name", entry<function>)`.
+struct Offered {
+  Offered(const char* name, Entry entry) { offer(name, entry); }
+};
+
+}  // namespace kd::from_python

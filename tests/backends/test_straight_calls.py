@@ -1,0 +1,238 @@
+"""Operators of ours that Python calls past torch's dispatcher: the same answers, and nobody who
+wants to see a call misses it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowering.native import library
+from tests.support.compiling import compile_at, every_row_applies
+from tests.support.regions import assert_regions, hold
+
+pytestmark = pytest.mark.skipif(
+    not library.probe().available, reason="the kernels cannot be built here"
+)
+
+NAME = "kernel_dispatch::openmp_linear"
+
+
+def operator(name: str = "openmp_linear") -> Any:
+    return getattr(torch.ops.kernel_dispatch, name).default
+
+
+def layer(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    return torch.randn(5, 24), torch.randn(16, 24), torch.randn(16)
+
+
+def linear(*tensors: Any, **named: Any) -> Any:
+    return operator()(*tensors, None, None, None, 0, 0.0, 0.0, **named)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+class SeenAsFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def counted(times: int) -> Iterator[None]:
+    before = library.snapshot()
+    yield
+    ran = dict(library.regions_of(library.snapshot() - before))
+    assert ran.get(("linear", "openmp"), 0) == times
+
+
+@torch.no_grad()
+def test_numbers_and_memory() -> None:
+    x, weight, bias = layer()
+    with counted(1):
+        found = linear(x, weight, bias)
+    torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, bias))
+    assert type(found) is torch.Tensor and not found.requires_grad
+    seen = weakref.ref(found)
+    del found
+    assert seen() is None, "nobody else holds a result"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_nothing_of_an_argument_is_kept(kind: Any) -> None:
+    x, weight, bias = layer()
+    held = kind(weight) if kind is torch.nn.Parameter else weight.clone()
+    linear(x, held, bias)
+    gone = weakref.ref(held)
+    del held
+    gc.collect()
+    assert gone() is None
+
+
+@torch.no_grad()
+def test_arguments_by_name_and_left_out() -> None:
+    x, weight, bias = layer()
+    expected = torch.nn.functional.linear(x, weight, bias)
+    across = weight.t().contiguous()
+    torch.testing.assert_close(linear(x, across, bias, in_out=True), expected)
+    by_name = operator()(
+        x, weight=weight, bias=bias, before=None, times=None, after=None, act=0, b=0.0, a=0.0
+    )
+    torch.testing.assert_close(by_name, expected)
+    # What torch's own reading of arguments allows.
+    whole = operator()(x, weight, bias, None, None, None, 0, 0, 0)
+    torch.testing.assert_close(whole, expected)
+
+
+@torch.no_grad()
+def test_lists_and_several_results() -> None:
+    x, weight, bias = layer()
+    several = operator("openmp_linears")
+    for tensors in ([weight, bias, weight], (weight, bias, weight)):
+        first, second = several(x, tensors, [0, 1, -1, 0, 0, -1], [])
+        torch.testing.assert_close(first, torch.nn.functional.linear(x, weight, bias))
+        torch.testing.assert_close(second, torch.nn.functional.linear(x, weight))
+    mean, var = operator("openmp_moments")(torch.randn(4, 3, 5, 5))
+    assert mean.shape == var.shape
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (lambda x, w, b: (x, w, b, None, None, None, 0, 0.0), "missing value for argument 'b'"),
+        (lambda x, w, b: (x, w, b, None, None, None, "relu", 0.0, 0.0), "argument 'act'"),
+        (lambda x, w, b: (x, w.tolist(), b, None, None, None, 0, 0.0, 0.0), "argument 'weight'"),
+        (lambda x, w, b: (x, w, b, None, None, None, 1 << 70, 0.0, 0.0), "act|[Oo]verflow"),
+        (
+            lambda x, w, b: (x, w[:, :5], b, None, None, None, 0, 0.0, 0.0),
+            r"has a weight of \[16, 5",
+        ),
+    ],
+)
+def test_bad_arguments_raise_torchs_errors(arguments: Any, says: str) -> None:
+    with torch.no_grad(), pytest.raises((RuntimeError, OverflowError), match=says):
+        operator()(*arguments(*layer()))
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="colour"):
+        linear(*layer(), colour=1)
+
+
+@torch.no_grad()
+def test_who_listens_sees_the_call() -> None:
+    tensors = layer()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        linear(*tensors)
+    assert [event.count for event in seen.key_averages() if event.key == NAME] == [1]
+    with Seen() as dispatched:
+        linear(*tensors)
+    assert dispatched.names == [NAME]
+    with SeenAsFunctions() as functions:
+        linear(*tensors)
+    assert functions.seen == [operator()]
+
+
+def test_fake_tensors_stay_fake() -> None:
+    tensors = layer()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, counted(0):
+        assert linear(*map(mode.from_tensor, tensors)).shape == (5, 16)
+        assert type(linear(*tensors)) is not torch.Tensor
+
+
+def test_meta_tensors_are_not_computed() -> None:
+    with counted(0):
+        assert linear(*(t.to("meta") for t in layer())).is_meta
+
+
+class Marked(torch.Tensor):
+    """Has nothing of its own but a name."""
+
+
+@torch.no_grad()
+def test_a_subclass_is_asked() -> None:
+    x, weight, bias = layer()
+    assert type(linear(x.as_subclass(Marked), weight, bias)) is Marked
+
+
+@torch.no_grad()
+def test_conjugated_numbers_are_not_taken_as_they_lie() -> None:
+    x, weight, bias = layer()
+    negative = torch._neg_view(x)
+    torch.testing.assert_close(
+        linear(negative, weight, bias), torch.nn.functional.linear(-x, weight, bias)
+    )
+
+
+def test_gradients_are_not_lost_without_a_word() -> None:
+    """The operator has none: torch's dispatcher gives a result that says so when asked."""
+    x, weight, bias = layer()
+    found = linear(x, weight.requires_grad_(), bias)
+    if found.requires_grad:
+        with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+            found.sum().backward()
+
+
+@torch.no_grad()
+def test_inference_tensors() -> None:
+    tensors = layer()
+    with torch.inference_mode():
+        found = linear(*tensors)
+        assert found.is_inference()
+    torch.testing.assert_close(found.clone(), linear(*tensors))
+
+
+@torch.no_grad()
+def test_threads_run_beside_each_other() -> None:
+    """The lock of Python's interpreter is free meanwhile."""
+    x, weight = torch.randn(512, 1024), torch.randn(1024, 1024)
+    expected = torch.nn.functional.linear(x, weight)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        found = [linear(x, weight, None) for _ in range(5)]
+        wrong.extend(number for one in found if not torch.allclose(one, expected, atol=1e-3))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@torch.no_grad()
+def test_a_compiled_graph_counts_what_ran() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+    with every_row_applies():
+        compiled = compile_at("O2", model.eval(), options={"strict": True})
+        x = torch.randn(3, 24)
+        for _ in range(3):
+            hold(compiled, model, x)
+    assert_regions(compiled, ("linear", "openmp", 2, 6))
