@@ -71,7 +71,9 @@ class GraphReport:
     guards: tuple[int, int] = (0, 0)  # that are pinned, and that are asked in each call beside them
     _runs: Counter[str] = field(default_factory=Counter)
     _region_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _kernel_runs: Counter[int] = field(default_factory=Counter)  # of what ran in one call: how often
+    _kernel_runs: Counter[int] = field(
+        default_factory=Counter
+    )  # of what ran in one call: how often
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _owner: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
     _wrapper: Any = field(default=None, repr=False, compare=False)

@@ -4,12 +4,14 @@ Inductor's hyperbolic tangent on x86 is Sleef's, to one unit in the last place: 
 as long as eager's (torch 2.13). The one here is within three.
 
 Others of its functions (on a CPU) lose what eager keeps: `expm1` is `exp(x) - 1`, of which nothing
-is left near zero, and so are ELU, SELU and CELU; `atanh` and `erf` are exact beside one only; and
-`x % y` and `x // y` round a quotient, which is off by whole steps where it is large.
+is left near zero, and so are ELU, SELU and CELU; `atanh` and `erf` are exact beside one only;
+`acosh` and `asinh` square, which is infinite from 1e19 on; and `x % y` and `x // y` round a
+quotient, which is off by whole steps where it is large.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,8 +33,13 @@ _TERMS = [
 _NEAR = 0.5
 _SERIES = [1.1283791670955126 * term for term in (-1 / 1320, 1 / 216, -1 / 42, 1 / 10, -1 / 3, 1)]
 
+# From here on sqrt(x^2 - 1), sqrt(x^2 + 1) and x are one number.
+_ALL_BUT_SQUARE = 1e9
+
 _FLOAT = (torch.float32,)
 _REAL = (torch.float32, torch.float64)
+_HALVES = (torch.bfloat16, torch.float16)
+_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 def put_right(graph: fx.Graph) -> None:
@@ -110,6 +117,20 @@ def _atanh(graph: fx.Graph, x: fx.Node) -> fx.Node:
     return call(graph, aten.where.self, negative, call(graph, aten.neg.default, value), value)
 
 
+def _acosh(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    large = call(graph, aten.add.Tensor, call(graph, aten.log.default, x), math.log(2.0))
+    is_large = call(graph, aten.gt.Scalar, x, _ALL_BUT_SQUARE)
+    return call(graph, aten.where.self, is_large, large, call(graph, aten.acosh.default, x))
+
+
+def _asinh(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    size = call(graph, aten.abs.default, x)
+    large = call(graph, aten.add.Tensor, call(graph, aten.log.default, size), math.log(2.0))
+    signed = call(graph, aten.copysign.Tensor, large, x)
+    is_large = call(graph, aten.gt.Scalar, size, _ALL_BUT_SQUARE)
+    return call(graph, aten.where.self, is_large, signed, call(graph, aten.asinh.default, x))
+
+
 def _erf(graph: fx.Graph, x: fx.Node) -> fx.Node:
     square = call(graph, aten.mul.Tensor, x, x)
     near = call(graph, aten.mul.Tensor, _polynomial(graph, square, _SERIES), x)
@@ -126,6 +147,10 @@ def _remainder(graph: fx.Graph, x: fx.Node, y: Any) -> fx.Node:
 
 def _floor_division(graph: fx.Graph, x: fx.Node, y: Any) -> fx.Node:
     """What is left without the remainder, in whole steps; x / y where y is zero."""
+    dtype = x.meta["val"].dtype
+    if dtype in _HALVES:
+        wide = [call(graph, _CONVERT, one, torch.float32) for one in (x, _as_tensor(graph, y, x))]
+        return call(graph, _CONVERT, _floor_division(graph, *wide), dtype)
     y = _as_tensor(graph, y, x)
     rest, moved = _rest(graph, x, y)
     quotient = call(graph, aten.div.Tensor, x, y)
@@ -165,8 +190,10 @@ _FORMULAS: Mapping[Any, tuple[tuple[torch.dtype, ...], Callable[..., fx.Node]]] 
     aten.expm1.default: (_REAL, _expm1),
     aten.tanh.default: (_FLOAT, _tanh),
     aten.atanh.default: (_REAL, _atanh),
+    aten.acosh.default: (_REAL, _acosh),
+    aten.asinh.default: (_REAL, _asinh),
     aten.erf.default: (_FLOAT, _erf),
     aten.remainder.Tensor: (_REAL, _remainder),
     aten.remainder.Scalar: (_REAL, _remainder),
-    aten.div.Tensor_mode: (_REAL, _floor_division),
+    aten.div.Tensor_mode: ((*_REAL, *_HALVES), _floor_division),
 }

@@ -1,9 +1,10 @@
 """What is wrong in a loop that threads share is an error, as in eager, and not the process's end.
 
-Inductor (2.13) checks indices within its loops and throws from there. Out of a loop that OpenMP
-divides no exception may leave: one token beyond the vocabulary ended the whole process. In the
-generated source such a loop keeps its first error, which is thrown when the threads are done. Where
-an index is used under a mask (of padding), Inductor checks nothing at all; here it is checked.
+Inductor (2.13) checks indices and assertions within its loops and throws from there. Out of a loop
+that OpenMP divides no exception may leave: one token beyond the vocabulary ended the whole process.
+In the generated source such a loop keeps its first error, which is thrown when the threads are
+done. Where an index is used under a mask (of padding), Inductor checks nothing at all; here it is
+checked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from lowering.replacing import replaced
 
-_CHECK = "TORCH_CHECK("
+_CHECKS = ("TORCH_CHECK(", "throw std::")  # of an index; of what `torch._assert_async` says
 # As torch says it. Python's own "list index out of range" would be a fault of ours.
 _WRONG_INDEX = (
     "index out of bounds: ",
@@ -84,7 +85,8 @@ def with_errors_kept(source: str) -> str:
         for number, line in enumerate(lines)
         if _SHARED.match(line.strip())
         for body in [_body_behind(lines, number)]
-        if body is not None and any(_CHECK in inner for inner in lines[slice(*body)])
+        if body is not None
+        and any(check in inner for inner in lines[slice(*body)] for check in _CHECKS)
     ]
     whole = _block_behind(lines, 0)
     if not bodies or whole is None:

@@ -219,6 +219,13 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
+def memory_of(node: fx.Node) -> fx.Node:
+    """What it is a view of, or itself."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def is_pointwise(node: fx.Node) -> bool:
     """Does generated code compute each of its numbers of those in the same place?"""
     tags = getattr(node.target, "tags", ())

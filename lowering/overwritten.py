@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from lowering.graphs import call
-from lowering.outputs import is_pointwise, is_view
+from lowering.outputs import is_pointwise, is_view, memory_of
 
 aten = torch.ops.aten
 # Done in place where Inductor may.
@@ -133,7 +133,7 @@ def _read_before_written(graph: fx.Graph) -> None:
     first: dict[fx.Node, fx.Node] = {}
 
     def kept(node: fx.Node) -> fx.Node:
-        write = first.get(_memory_of(node))
+        write = first.get(memory_of(node))
         if write is None or places[node] > places[write]:
             return node
         with graph.inserting_before(write):
@@ -144,12 +144,6 @@ def _read_before_written(graph: fx.Graph) -> None:
         first.setdefault(write.args[0], write)
     for end in graph.find_nodes(op="output"):
         end.args = fx.map_arg(end.args, kept)
-
-
-def _memory_of(node: fx.Node) -> fx.Node:
-    while is_view(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _gathers(node: fx.Node) -> bool:

@@ -7,6 +7,9 @@
   3.3 times as long as eager's), and a sum of thousands is one chain. Where many neighbours belong
   to different rows, rows are computed side by side, which is as fast.
 - Functions that cost more than a store and are read more than once (`erf` in front of a norm).
+- What is computed from a tensor, or from a view of it, before an operator that torch does not know
+  the inside of writes into it. Inductor has it computed where it is read, with what is there then
+  (2.13; wrong numbers without a word).
 - What a kernel of ours reads with its last dimensions merged or split (features of an image).
   Inductor computes it in the kernel's shape, with a division for each number and no vectors.
 """
@@ -19,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import AutoFunctionalized, AutoFunctionalizedV2
 
 from lowering import outputs, totals
 from lowering.gathered import RESHAPES, copies_read_by, gathers, reduced
@@ -50,11 +54,24 @@ def mark(graph: fx.Graph) -> None:
                     _write(copy)
     for costly in _costly_ones_read_again(graph):
         _write(costly)
+    for reader in _readers_of_what_is_written_later(graph):
+        _write(reader)
     for target in RESHAPES:
         for reshaped in graph.find_nodes(op="call_function", target=target):
             source = _computed(reshaped.args[0])
             if source and any(map(_is_kernel, reshaped.users)) and _merges_or_splits(reshaped):
                 _write(source)
+
+
+def _readers_of_what_is_written_later(graph: fx.Graph) -> Iterator[fx.Node]:
+    seen: dict[fx.Node, list[fx.Node]] = {}  # of each tensor, who reads its memory
+    for node in graph.nodes:
+        if isinstance(node.target, AutoFunctionalized | AutoFunctionalizedV2):
+            written = {outputs.memory_of(one) for one in node.all_input_nodes}
+            yield from (reader for one in written for reader in seen.pop(one, ()))
+        elif node.op == "call_function" and not outputs.is_view(node):
+            for one in node.all_input_nodes:
+                seen.setdefault(outputs.memory_of(one), []).append(node)
 
 
 def _costly_ones_read_again(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -24,6 +24,7 @@ from lowering import (
     conversions,
     convolution_gradients,
     convolution_inputs,
+    corrected_means,
     cut_short,
     elementary,
     errors_in_loops,
@@ -51,6 +52,7 @@ from lowering import (
     toolchain,
     unequal_heads,
     unrolled,
+    value_checks,
     vectors_of_rows,
     vocabulary,
     written_first,
@@ -101,6 +103,7 @@ def compile(request: Request) -> Compiled:
     if _takes_attention(request):
         _write_as_calls(request.graph)
     negative_places.refuse(request.graph)
+    value_checks.keep(request.graph)
     merged = merged_branches.merge(request)
     request, ahead = from_weights.split(request)
     exact = clone(request.graph) if _takes_fewer_bits(request) else None
@@ -293,6 +296,7 @@ def _without_wrong_loops(compile_graph: Any) -> Any:
             parallel_loops.counted_right(),
             unrolled.written_out(),
             vectors_of_rows.read_whole(),
+            corrected_means.put_right(),
             errors_in_loops.reach_the_caller(),
             cut_short.made_anew(),
         ):

@@ -51,6 +51,8 @@ def test_tanh_is_within_three_units_in_the_last_place() -> None:
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "expm1": (torch.expm1, 4),
     "atanh": (torch.atanh, 4),
+    "acosh": (torch.acosh, 4),
+    "asinh": (torch.asinh, 4),
     "erf": (torch.erf, 5),
     "elu": (functional.elu, 4),
     "celu": (functional.celu, 4),
@@ -84,6 +86,16 @@ def test_remainders_and_whole_steps_are_eagers(step: Any, dtype: torch.dtype) ->
     steps = torch.randn_like(x) * 5 if step == "many" else step
     compiled = compile_at("O2", function, dynamic=False)
     for got, own in zip(compiled(x, steps), function(x, steps), strict=True):
+        torch.testing.assert_close(got, own, rtol=0, atol=0, equal_nan=True)
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_whole_steps_in_half_precision(dtype: torch.dtype) -> None:
+    odd = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 5.0, -5.0])
+    x = torch.cat([odd, torch.randn(2000) * 50]).to(dtype)
+    compiled = compile_at("O2", lambda x: [(x // 1.5) * 1, (x // -0.3) + 0])
+    for got, own in zip(compiled(x), [(x // 1.5) * 1, (x // -0.3) + 0], strict=True):
         torch.testing.assert_close(got, own, rtol=0, atol=0, equal_nan=True)
     assert_ran_as_planned(compiled, "O2")
 

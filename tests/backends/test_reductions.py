@@ -169,6 +169,23 @@ def test_rows_of_a_norm(numbers: int, mean: int) -> None:
     assert whole_graphs_by(compiled) == {"inductor"}
 
 
+@pytest.mark.parametrize("numbers", [7, 100, 768, 1024, 1500])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_rows_that_are_the_same_everywhere(numbers: int, keepdim: bool) -> None:
+    def moments_too(x: Tensor) -> list[Tensor]:
+        var, mean = torch.var_mean(x, -1, correction=0, keepdim=keepdim)
+        return [functional.layer_norm(x, (numbers,)) * 1.5, var * 1.5, mean * 1.5]
+
+    values = torch.tensor([0.1, 12345.67, 3e4, -7.3, 1e10, 0.0])
+    x, compiled = values[:, None].expand(-1, numbers).contiguous(), compile_at("O2", moments_too)
+    with torch.no_grad():
+        normed, var, mean = compiled(x)
+        assert normed.eq(0).all()
+        assert var.le(1e-12 * values.square().reshape_as(var)).all()
+        torch.testing.assert_close(mean, moments_too(x)[2], rtol=1e-7, atol=0)
+    assert whole_graphs_by(compiled) == {"inductor"}
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("apart", [False, True])
 def test_norms_read_rows_once(apart: bool) -> None:

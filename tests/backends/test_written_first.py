@@ -242,3 +242,45 @@ def test_a_norm_of_a_costly_function(dynamic: bool) -> None:
             assert_contract(compiled(x), normed(x), normed(x.double()), f"{rows} rows")
     assert whole_graphs_by(compiled) == {"inductor"}
     assert len(graph_reports(compiled)) == 2 - dynamic
+
+
+@torch.library.custom_op("written_first_tests::spoil", mutates_args={"x"})
+def spoil(x: Tensor) -> None:
+    x.sin_()
+
+
+def read_by_view(x: Tensor) -> list[Tensor]:
+    read = x[2] * 10
+    spoil(x)
+    return [read]
+
+
+def read_again(x: Tensor) -> list[Tensor]:
+    part = x[2]
+    before = part * 10
+    spoil(x)
+    between = x[2].exp()
+    spoil(x)
+    return [before, between, x[2] + 1]
+
+
+def of_a_product(x: Tensor) -> list[Tensor]:
+    made = torch.mm(x[:4].view(2, 2), x[4:8].view(2, 2))
+    read = made[0, 0] * 10
+    spoil(made)
+    return [read, made]
+
+
+@pytest.mark.parametrize(
+    "function", [read_by_view, read_again, of_a_product], ids=lambda function: function.__name__
+)
+def test_what_was_read_before_an_operator_writes_into_it(
+    function: Callable[[Tensor], list[Tensor]],
+) -> None:
+    """Inductor computes it behind the operator, of what is there then."""
+    x = torch.randn(9)
+    own, given = x.clone(), x.clone()
+    expected = function(own)
+    compiled = compile_at("O2", function, options={"strict": True})
+    for got, wanted in zip([*compiled(given), given], [*expected, own], strict=True):
+        torch.testing.assert_close(got, wanted)
