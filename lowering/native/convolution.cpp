@@ -52,8 +52,8 @@ void check_order(at::ArrayRef<Layer> layers, size_t given) {
   }
 }
 
-Tensor convolutions_of(const Tensor& x, at::ArrayRef<Lent> tensors, c10::string_view text,
-                       at::TensorList others, bool rows) {
+Tensor convolutions(const Tensor& x, at::TensorList tensors, c10::string_view text,
+                    at::TensorList others, bool rows) {
   const LayerText& described = LayerText::of({text.data(), text.size()});
   TORCH_CHECK(tensors.size() == described.tensors(), "these layers have ", described.tensors(),
               " tensors, and here are ", tensors.size());
@@ -64,15 +64,9 @@ Tensor convolutions_of(const Tensor& x, at::ArrayRef<Lent> tensors, c10::string_
   return computed(layers, std::move(given), rows);
 }
 
-Tensor convolutions(const Tensor& x, at::TensorList tensors, c10::string_view text,
-                    at::TensorList others, bool rows) {
-  const std::vector<Lent> lent(tensors.begin(), tensors.end());
-  return convolutions_of(x, lent, text, others, rows);
-}
-
 const from_python::Offered offered[] = {
     {"openmp_convolution", from_python::entry<convolution>},
-    {"openmp_convolutions", from_python::entry<convolutions_of>},
+    {"openmp_convolutions", from_python::entry<convolutions>},
 };
 
 }  // namespace

@@ -41,13 +41,13 @@ const Tensor* Call::tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return nullptr;
   const Tensor& tensor = THPVariable_Unpack(object);
   if (!tensor.defined() || (graded && tensor.requires_grad())) return nullptr;
-  keys |= tensor.key_set().raw_repr();
+  keys = keys | tensor.key_set();
   return &tensor;
 }
 
 bool Call::is_plain() const {
   const auto here = c10::impl::tls_local_dispatch_key_set();
-  const uint64_t asked = (keys | here.included_.raw_repr()) & ~here.excluded_.raw_repr();
+  const uint64_t asked = ((keys | here.included_) - here.excluded_).raw_repr();
   return (asked & ~passed_by()) == 0 && !at::impl::torch_function_mode_enabled() &&
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
@@ -62,13 +62,15 @@ PyObject* wrapped(const std::vector<Tensor>& tensors) {
 }
 
 PyObject* wrapped(const std::tuple<Tensor, Tensor>& tensors) {
-  return PyTuple_Pack(2, Owned::of(THPVariable_Wrap(std::get<0>(tensors))).object,
-                      Owned::of(THPVariable_Wrap(std::get<1>(tensors))).object);
+  const Owned first = Owned::of(THPVariable_Wrap(std::get<0>(tensors)));
+  const Owned second = Owned::of(THPVariable_Wrap(std::get<1>(tensors)));
+  if (first.object == nullptr || second.object == nullptr) return nullptr;
+  return PyTuple_Pack(2, first.object, second.object);
 }
 
-PyObject* raised() {
+PyObject* raised(const std::exception_ptr& failure) {
   HANDLE_TH_ERRORS
-  throw;
+  std::rethrow_exception(failure);
   END_HANDLE_TH_ERRORS
 }
 
@@ -76,7 +78,7 @@ bool in_order(const Known& known, PyObject* const* given, Py_ssize_t count, PyOb
               PyObject** placed, size_t expected) {
   const auto many = static_cast<Py_ssize_t>(expected);
   const Py_ssize_t required = many - PyTuple_GET_SIZE(known.defaults.object);
-  if (PyTuple_GET_SIZE(known.names.object) != many || count > many) return false;
+  if (PyTuple_GET_SIZE(known.names.object) != many || count > known.positional) return false;
   for (Py_ssize_t i = 0; i < many; i++)
     placed[i] = i < count       ? given[i]
                 : i < required  ? nullptr
@@ -109,13 +111,14 @@ extern "C" PyObject* kernel_dispatch_straight_names() {
 }
 
 // What does what `function`, torch's own for the operator of that name, does. `names` and `defaults`:
-// tuples, of all its arguments and of the last ones.
+// tuples, of all its arguments and of the last ones; `positional`: how many need no name.
 extern "C" PyObject* kernel_dispatch_straight(PyObject* name, PyObject* function, PyObject* names,
-                                              PyObject* defaults) {
+                                              PyObject* defaults, PyObject* positional) {
   using namespace kd;
   for (auto& offer : from_python::offers())
     if (PyUnicode_CompareWithASCIIString(name, offer.name.c_str()) == 0)
-      return function_with(from_python::Known{Owned(function), Owned(names), Owned(defaults)},
+      return function_with(from_python::Known{Owned(function), Owned(names), Owned(defaults),
+                                              PyLong_AsSsize_t(positional)},
                            &offer.method);
   Py_RETURN_NONE;
 }

@@ -1,13 +1,17 @@
 // Operators of ours called from Python without torch's dispatcher, which takes two microseconds for
 // what has only one answer: tensors of CPUs, and nobody who listens. Every other call goes to torch's
-// own function for the operator (from_python.cpp, `call_straight` in lowering/native/library.py).
+// own function for the operator (from_python.cpp, `_call_straight` in lowering/native/library.py).
+// Tensors are held while a kernel runs: Python goes on meanwhile, and may drop or swap them.
 #pragma once
 
 #include <c10/core/GradMode.h>
 #include <c10/util/string_view.h>
 
+#include <exception>
+#include <optional>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "python_objects.h"
 #include "tensors.h"
@@ -17,7 +21,7 @@ namespace kd::from_python {
 // What a call knows of itself, and what it has to find out about its tensors.
 struct Call {
   bool graded = c10::GradMode::is_enabled();
-  uint64_t keys = 0;
+  c10::DispatchKeySet keys;
 
   // Nothing where torch has to see it.
   const Tensor* tensor(PyObject* object);
@@ -30,9 +34,13 @@ struct Argument;
 
 template <>
 struct Argument<const Tensor&> {
-  const Tensor* found;
-  bool read(PyObject* object, Call& call) { return (found = call.tensor(object)) != nullptr; }
-  const Tensor& get() const { return *found; }
+  Tensor found;
+  bool read(PyObject* object, Call& call) {
+    const Tensor* const tensor = call.tensor(object);
+    if (tensor != nullptr) found = *tensor;
+    return tensor != nullptr;
+  }
+  const Tensor& get() const { return found; }
 };
 
 template <>
@@ -47,10 +55,9 @@ struct Argument<const OptionalTensor&> {
   const OptionalTensor& get() const { return found; }
 };
 
-// A list of tensors, each as a `T`.
-template <class T>
-struct Tensors {
-  c10::SmallVector<T, 8> found;
+template <>
+struct Argument<at::TensorList> {
+  c10::SmallVector<Tensor, 8> found;
   bool read(PyObject* object, Call& call) {
     if (!PyList_CheckExact(object)) return false;
     const Py_ssize_t count = PyList_GET_SIZE(object);
@@ -58,16 +65,12 @@ struct Tensors {
     for (Py_ssize_t i = 0; i < count; i++) {
       const Tensor* const tensor = call.tensor(PyList_GET_ITEM(object, i));
       if (tensor == nullptr) return false;
-      found.emplace_back(*tensor);
+      found.push_back(*tensor);
     }
     return true;
   }
-  at::ArrayRef<T> get() const { return found; }
+  at::TensorList get() const { return found; }
 };
-template <>
-struct Argument<at::TensorList> : Tensors<Tensor> {};
-template <>
-struct Argument<at::ArrayRef<Lent>> : Tensors<Lent> {};
 
 template <>
 struct Argument<int64_t> {
@@ -149,13 +152,14 @@ struct Argument<c10::string_view> {
 PyObject* wrapped(const Tensor& tensor);
 PyObject* wrapped(const std::vector<Tensor>& tensors);
 PyObject* wrapped(const std::tuple<Tensor, Tensor>& tensors);
-// Sets Python's error to what torch makes of the exception that is being handled.
-PyObject* raised();
+// Sets Python's error to what torch makes of an exception.
+PyObject* raised(const std::exception_ptr& failure);
 
 // Torch's function for an operator, and its arguments, so that they are found by name.
 struct Known {
   static constexpr const char* kName = "kernel_dispatch.operator";
   Owned function, names, defaults;  // of the last arguments, as many as there are
+  Py_ssize_t positional;            // arguments; those behind them are given by name alone
 };
 
 constexpr size_t kMost = 32;  // arguments
@@ -177,15 +181,15 @@ PyObject* straight(const Known& known, PyObject* const* given, Py_ssize_t count,
       !(std::get<I>(read).read(placed[I], call) && ...) || !call.is_plain())
     return PyObject_Vectorcall(known.function.object, given, static_cast<size_t>(count), keywords);
   std::optional<Result> result;
+  std::exception_ptr failure;
   PyThreadState* const state = PyEval_SaveThread();
   try {
     result.emplace(function(std::get<I>(read).get()...));
-    PyEval_RestoreThread(state);
-  } catch (...) {
-    PyEval_RestoreThread(state);
-    return raised();
+  } catch (const std::exception&) {
+    failure = std::current_exception();
   }
-  return wrapped(*result);
+  PyEval_RestoreThread(state);  // ends the thread where the interpreter shuts down: not to be caught
+  return failure ? raised(failure) : wrapped(*result);
 }
 
 template <auto function, class Result, class... As>
@@ -197,7 +201,11 @@ PyObject* straight(PyObject* self, PyObject* const* given, Py_ssize_t count, PyO
 
 template <auto function>
 PyObject* entry(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
-  return straight<function>(self, given, count, keywords, function);
+  try {
+    return straight<function>(self, given, count, keywords, function);
+  } catch (const std::exception&) {  // no memory
+    return raised(std::current_exception());
+  }
 }
 
 using Entry = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);

@@ -38,10 +38,10 @@ class LayerText {
   size_t tensors() const { return tensors_; }
 
   // Refer to this text, which has to stay.
-  std::vector<Layer> layers(at::ArrayRef<Lent> tensors) const {
+  std::vector<Layer> layers(at::TensorList tensors) const {
     std::vector<Layer> made;
     made.reserve(masks_.size());
-    const Lent* next = tensors.data();
+    const at::Tensor* next = tensors.data();
     const int64_t* at = numbers_.data();
     for (size_t i = 0; i < masks_.size(); i++, at += 1 + kIntegers + kNumbers) {
       Lent own[kTensors];

@@ -233,7 +233,7 @@ def _load(path: Path) -> None:
         with_python = ctypes.PyDLL(str(path))
         with_python.kernel_dispatch_pin_plan.argtypes = (ctypes.py_object,) * 3
         with_python.kernel_dispatch_pin_plan.restype = ctypes.py_object
-        with_python.kernel_dispatch_straight.argtypes = (ctypes.py_object,) * 4
+        with_python.kernel_dispatch_straight.argtypes = (ctypes.py_object,) * 5
         with_python.kernel_dispatch_straight.restype = ctypes.py_object
         with_python.kernel_dispatch_straight_names.restype = ctypes.py_object
         _call_straight(with_python)
@@ -245,13 +245,17 @@ def _load(path: Path) -> None:
 
 def _call_straight(with_python: ctypes.PyDLL) -> None:
     """Lets calls of our operators from Python pass torch's dispatcher by where it has nothing to
-    decide. An operator's hash is that of the function it calls: nobody may have used it yet."""
+    decide. An operator's hash is that of the function it calls: nobody may have used it yet.
+    Kernels that others register for these operators are not asked."""
     for name in with_python.kernel_dispatch_straight_names():
         operator = getattr(torch.ops.kernel_dispatch, name).default
         arguments = operator._schema.arguments
         names = tuple(sys.intern(one.name) for one in arguments)
         defaults = tuple(one.default_value for one in arguments if one.has_default_value())
-        operator._op = with_python.kernel_dispatch_straight(name, operator._op, names, defaults)
+        positional = sum(not one.kwarg_only for one in arguments)
+        operator._op = with_python.kernel_dispatch_straight(
+            name, operator._op, names, defaults, positional
+        )
 
 
 def multiplies_bfloat16() -> bool:

@@ -28,6 +28,7 @@ from lowering import (
     cut_short,
     elementary,
     errors_in_loops,
+    explicit_roundings,
     extremes,
     from_weights,
     image_layouts,
@@ -104,6 +105,7 @@ def compile(request: Request) -> Compiled:
         _write_as_calls(request.graph)
     negative_places.refuse(request.graph)
     value_checks.keep(request.graph)
+    explicit_roundings.keep(request.graph)
     merged = merged_branches.merge(request)
     request, ahead = from_weights.split(request)
     exact = clone(request.graph) if _takes_fewer_bits(request) else None

@@ -226,6 +226,50 @@ def test_threads_run_beside_each_other() -> None:
 
 
 @torch.no_grad()
+def test_what_is_given_by_name_alone_is_no_place() -> None:
+    with torch.no_grad(), pytest.raises(RuntimeError, match="4 positional"):
+        operator("openmp_convolutions")(torch.randn(1, 2, 3, 3), [], "", [], True)
+
+
+@torch.no_grad()
+def test_tensors_are_held_while_a_kernel_runs() -> None:
+    """Another thread drops them, or swaps them for others."""
+    x, several = torch.randn(256, 1024), operator("openmp_linears")
+    weight = torch.randn(1024, 1024)
+    expected = torch.nn.functional.linear(x, weight)
+    done = threading.Event()
+    lists: list[list[torch.Tensor]] = []
+
+    def spoil() -> None:
+        while not done.is_set():
+            for one in lists:
+                one.clear()
+                one.extend(torch.randn(3) for _ in range(3))
+
+    thread = threading.Thread(target=spoil)
+    thread.start()
+    try:
+        for _ in range(40):
+            lists[:] = []
+            given = [weight.clone()]
+            lists.append(given)
+            with contextlib.suppress(RuntimeError):  # it was another list before the call began
+                (found,) = several(x, given, [0, 0, -1], [])
+                torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    finally:
+        done.set()
+        thread.join()
+
+
+@torch.no_grad()
+def test_excluded_keys_are_only_those() -> None:
+    """Meta tensors have no numbers, whatever keys are left out."""
+    meta = [one.to("meta") for one in layer()]
+    left_out = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+    with torch._C._ExcludeDispatchKeyGuard(left_out), pytest.raises(NotImplementedError):
+        linear(*meta)
+
+
 def test_a_compiled_graph_counts_what_ran() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
