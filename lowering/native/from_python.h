@@ -105,34 +105,19 @@ struct Argument<bool> {
   bool get() const { return found; }
 };
 
-template <>
-struct Argument<at::IntArrayRef> {
-  c10::SmallVector<int64_t, 8> found;
+template <class T>
+struct Argument<at::ArrayRef<T>> {
+  c10::SmallVector<T, 8> found;
   bool read(PyObject* object, Call& call) {
     if (!PyList_CheckExact(object)) return false;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); i++) {
-      Argument<int64_t> one;
+      Argument<T> one;
       if (!one.read(PyList_GET_ITEM(object, i), call)) return false;
       found.push_back(one.get());
     }
     return true;
   }
-  at::IntArrayRef get() const { return found; }
-};
-
-template <>
-struct Argument<at::ArrayRef<double>> {
-  c10::SmallVector<double, 8> found;
-  bool read(PyObject* object, Call& call) {
-    if (!PyList_CheckExact(object)) return false;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); i++) {
-      Argument<double> one;
-      if (!one.read(PyList_GET_ITEM(object, i), call)) return false;
-      found.push_back(one.get());
-    }
-    return true;
-  }
-  at::ArrayRef<double> get() const { return found; }
+  at::ArrayRef<T> get() const { return found; }
 };
 
 template <>
