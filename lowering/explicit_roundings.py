@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
-from lowering.regions.calls import name_of, value_of
+from lowering.regions.calls import has_transforms, name_of, value_of
 
 _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 _library.define("rounded(Tensor x, ScalarType dtype) -> Tensor")
@@ -45,8 +46,8 @@ _HALVES = (torch.bfloat16, torch.float16)
 def keep(module: fx.GraphModule) -> None:
     """For a graph as Dynamo captured it, and those in it, which Inductor is about to take apart."""
     for part in module.modules():
-        if not isinstance(part, fx.GraphModule):
-            continue
+        if not isinstance(part, fx.GraphModule) or has_transforms(part.graph):
+            continue  # operators of ours have no rules for those of `torch.func`
         found = [node for node in part.graph.nodes if _rounds(node) and _goes_on_in_floats(node)]
         for node in found:
             node.op, node.target = "call_function", ROUNDED
@@ -75,6 +76,6 @@ def _converts(
     if name_of(node) not in _CONVERTING or not node.args:
         return False
     before, after = value_of(node.args[0]), value_of(node)
-    if before is None or after is None:
-        return False
+    if not isinstance(before, FakeTensor) or not isinstance(after, FakeTensor):
+        return False  # nor of subclasses, which have rules of their own
     return before.dtype in given and after.dtype in wanted

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
-from lowering.regions.calls import name_of, value_of
+from lowering.regions.calls import has_transforms, name_of, value_of
 
 _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 _library.define("within(Tensor x, float low, float high) -> Tensor")
@@ -55,7 +56,9 @@ _RANGES = {
 def keep(module: fx.GraphModule) -> None:
     """For a graph as Dynamo captured it, and those in it, which Inductor is about to take apart."""
     for part in module.modules():
-        if isinstance(part, fx.GraphModule) and any([*map(_put_right, [*part.graph.nodes])]):
+        if not isinstance(part, fx.GraphModule) or has_transforms(part.graph):
+            continue  # operators of ours have no rules for those of `torch.func`
+        if any([*map(_put_right, [*part.graph.nodes])]):
             part.recompile()
 
 
@@ -70,7 +73,9 @@ def _put_right(node: fx.Node) -> bool:
     if known.name not in node.kwargs and len(node.args) > known.place:
         given = node.args[known.place]
     value = value_of(given)
-    if value is None or value.device.type != "cpu" or not value.is_floating_point():
+    if not isinstance(value, FakeTensor) or value.device.type != "cpu":
+        return False  # nor of a subclass, which has its own rules
+    if not value.is_floating_point():
         return False
     with node.graph.inserting_before(node):
         checked = node.graph.call_function(WITHIN, (given, known.low, known.high))

@@ -56,6 +56,16 @@ def test_gradients() -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
+def test_transforms_are_left_alone() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.half().float() * x).sum()
+
+    transformed = torch.func.vmap(torch.func.grad(function))
+    compiled = compile_at("O2", lambda x: transformed(x) * 2, options={"strict": True})
+    x = torch.randn(6, 5)
+    torch.testing.assert_close(compiled(x), transformed(x) * 2, atol=1e-2, rtol=1e-2)
+
+
 def test_what_stays_in_half_precision_is_one_loop() -> None:
     compiled = compile_at("O2", lambda x: (x * 2).bfloat16().sin() + 1)
     from torch._inductor.utils import run_and_get_code

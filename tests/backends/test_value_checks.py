@@ -109,3 +109,15 @@ def test_gradients() -> None:
     exact = x.double().requires_grad_()
     loss(exact).backward()
     assert_contract(*found, exact.grad, "gradient")
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.func.grad, lambda f: torch.func.vmap(torch.func.grad(f))]
+)
+def test_transforms_are_left_alone(transform: Any) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return entropy(x.sigmoid()).sum()
+
+    x = torch.randn(6, 5)
+    compiled = compile_at("O2", lambda x: transform(loss)(x) * 2, options={"strict": True})
+    torch.testing.assert_close(compiled(x), transform(loss)(x) * 2)
