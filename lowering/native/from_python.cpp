@@ -1,9 +1,8 @@
-// What is the same for every operator that is called from Python without torch's dispatcher.
+// What is the same for every operator that is called from Python in a straight line.
 
 #include "from_python.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -48,8 +47,7 @@ const Tensor* Call::tensor(PyObject* object) {
 bool Call::is_plain() const {
   const auto here = c10::impl::tls_local_dispatch_key_set();
   const uint64_t asked = ((keys | here.included_) - here.excluded_).raw_repr();
-  return (asked & ~passed_by()) == 0 && !at::impl::torch_function_mode_enabled() &&
-         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+  return (asked & ~passed_by()) == 0 && !at::impl::torch_function_mode_enabled();
 }
 
 PyObject* wrapped(const Tensor& tensor) { return THPVariable_Wrap(tensor); }
@@ -115,10 +113,14 @@ extern "C" PyObject* kernel_dispatch_straight_names() {
 extern "C" PyObject* kernel_dispatch_straight(PyObject* name, PyObject* function, PyObject* names,
                                               PyObject* defaults, PyObject* positional) {
   using namespace kd;
-  for (auto& offer : from_python::offers())
-    if (PyUnicode_CompareWithASCIIString(name, offer.name.c_str()) == 0)
+  for (auto& offer : from_python::offers()) {
+    if (PyUnicode_CompareWithASCIIString(name, offer.name.c_str()) != 0) continue;
+    const auto handle =
+        c10::Dispatcher::singleton().findSchema({"kernel_dispatch::" + offer.name, ""});
+    if (handle.has_value())
       return function_with(from_python::Known{Owned(function), Owned(names), Owned(defaults),
-                                              PyLong_AsSsize_t(positional)},
+                                              PyLong_AsSsize_t(positional), *handle},
                            &offer.method);
+  }
   Py_RETURN_NONE;
 }

@@ -1,9 +1,11 @@
-// Operators of ours called from Python without torch's dispatcher, which takes two microseconds for
-// what has only one answer: tensors of CPUs, and nobody who listens. Every other call goes to torch's
-// own function for the operator (from_python.cpp, `_call_straight` in lowering/native/library.py).
+// Operators of ours called from Python in a straight line. To put every argument into a box and take it
+// out again takes torch two microseconds. Here they are read as what they are, where that has only one
+// answer: tensors of CPUs, no gradient, no modes. Every other call goes to torch's own function for the
+// operator (from_python.cpp, `_call_straight` in lowering/native/library.py).
 // Tensors are held while a kernel runs: Python goes on meanwhile, and may drop or swap them.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/string_view.h>
 
@@ -25,7 +27,7 @@ struct Call {
 
   // Nothing where torch has to see it.
   const Tensor* tensor(PyObject* object);
-  // Whether torch's dispatcher would take the kernel for CPUs, and nothing before it.
+  // Whether torch's dispatcher would take the kernel for CPUs, and no mode before it.
   bool is_plain() const;
 };
 
@@ -145,6 +147,7 @@ struct Known {
   static constexpr const char* kName = "kernel_dispatch.operator";
   Owned function, names, defaults;  // of the last arguments, as many as there are
   Py_ssize_t positional;            // arguments; those behind them are given by name alone
+  c10::OperatorHandle handle;
 };
 
 constexpr size_t kMost = 32;  // arguments
@@ -152,12 +155,10 @@ constexpr size_t kMost = 32;  // arguments
 bool in_order(const Known& known, PyObject* const* given, Py_ssize_t count, PyObject* keywords,
               PyObject** placed, size_t expected);
 
-template <class Result, class... As>
-struct Signature {};
-
-template <auto function, class Result, class... As, size_t... I>
+template <class Result, class... As, size_t... I>
 PyObject* straight(const Known& known, PyObject* const* given, Py_ssize_t count,
-                   PyObject* keywords, Signature<Result, As...>, std::index_sequence<I...>) {
+                   PyObject* keywords, const c10::TypedOperatorHandle<Result(As...)>& kernel,
+                   std::index_sequence<I...>) {
   static_assert(sizeof...(As) <= kMost);
   Call call;
   std::tuple<Argument<As>...> read;
@@ -169,7 +170,9 @@ PyObject* straight(const Known& known, PyObject* const* given, Py_ssize_t count,
   std::exception_ptr failure;
   PyThreadState* const state = PyEval_SaveThread();
   try {
-    result.emplace(function(std::get<I>(read).get()...));
+    // By way of the dispatcher: the kernel may have been replaced, and somebody may measure times.
+    const c10::impl::ExcludeDispatchKeyGuard no_gradients(c10::autograd_dispatch_keyset);
+    result.emplace(kernel.call(std::get<I>(read).get()...));
   } catch (const std::exception&) {
     failure = std::current_exception();
   }
@@ -177,17 +180,18 @@ PyObject* straight(const Known& known, PyObject* const* given, Py_ssize_t count,
   return failure ? raised(failure) : wrapped(*result);
 }
 
-template <auto function, class Result, class... As>
-PyObject* straight(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords,
-                   Result (*)(As...)) {
-  return straight<function>(*inside<Known>(self), given, count, keywords, Signature<Result, As...>(),
-                            std::index_sequence_for<As...>());
+template <class Result, class... As>
+PyObject* straight(const Known& known, PyObject* const* given, Py_ssize_t count,
+                   PyObject* keywords, Result (*)(As...)) {
+  return straight(known, given, count, keywords, known.handle.typed<Result(As...)>(),
+                  std::index_sequence_for<As...>());
 }
 
+// `function`: the operator's kernel, for its signature.
 template <auto function>
 PyObject* entry(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   try {
-    return straight<function>(self, given, count, keywords, function);
+    return straight(*inside<Known>(self), given, count, keywords, function);
   } catch (const std::exception&) {  // no memory
     return raised(std::current_exception());
   }

@@ -244,9 +244,8 @@ def _load(path: Path) -> None:
 
 
 def _call_straight(with_python: ctypes.PyDLL) -> None:
-    """Lets calls of our operators from Python pass torch's dispatcher by where it has nothing to
-    decide. An operator's hash is that of the function it calls: nobody may have used it yet.
-    Kernels that others register for these operators are not asked."""
+    """Has arguments of our operators read where a call has nothing special about it, instead of
+    boxed. An operator's hash is that of the function it calls: nobody may have used it yet."""
     for name in with_python.kernel_dispatch_straight_names():
         operator = getattr(torch.ops.kernel_dispatch, name).default
         arguments = operator._schema.arguments

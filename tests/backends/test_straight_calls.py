@@ -1,5 +1,5 @@
-"""Operators of ours that Python calls past torch's dispatcher: the same answers, and nobody who
-wants to see a call misses it."""
+"""Operators of ours whose arguments are not boxed when Python calls them: the same answers, and
+nobody who wants to see a call misses it."""
 
 from __future__ import annotations
 
@@ -259,6 +259,18 @@ def test_tensors_are_held_while_a_kernel_runs() -> None:
     finally:
         done.set()
         thread.join()
+
+
+@torch.no_grad()
+def test_another_kernel_may_take_its_place() -> None:
+    tensors = layer()
+    other = torch.library.Library("kernel_dispatch", "IMPL")
+    other.impl("openmp_linear", lambda x, *_: x + 1, "CPU", allow_override=True)
+    try:
+        torch.testing.assert_close(linear(*tensors), tensors[0] + 1)
+    finally:
+        other._destroy()
+    torch.testing.assert_close(linear(*tensors), torch.nn.functional.linear(*tensors))
 
 
 @torch.no_grad()
