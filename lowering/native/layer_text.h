@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "layers.h"
@@ -57,10 +57,11 @@ class LayerText {
     return made;
   }
 
-  // Of a text that was read before, the same object. Texts are as many as there are graphs.
+  // Of a text that was read before, the same object. Texts are as many as there are graphs, and are
+  // looked for without being copied.
   static const LayerText& of(std::string_view text) {
     static std::mutex mutex;
-    static auto* known = new std::unordered_map<std::string, LayerText, Hash, std::equal_to<>>;
+    static auto* known = new std::map<std::string, LayerText, std::less<>>;
     const std::lock_guard<std::mutex> lock(mutex);
     auto found = known->find(text);
     if (found == known->end()) {
@@ -71,10 +72,6 @@ class LayerText {
   }
 
  private:
-  struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;  // a text is looked for without being copied
-  };
-
   static double real(int64_t bits) {
     double number;
     std::memcpy(&number, &bits, sizeof number);
