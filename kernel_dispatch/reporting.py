@@ -71,9 +71,7 @@ class GraphReport:
     guards: tuple[int, int] = (0, 0)  # that are pinned, and that are asked in each call beside them
     _runs: Counter[str] = field(default_factory=Counter)
     _region_runs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _kernel_runs: Counter[int] = field(
-        default_factory=Counter
-    )  # of what ran in one call: how often
+    _kernel_runs: Counter[int] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _owner: Callable[[], Any] = field(default=lambda: None, repr=False, compare=False)
     _wrapper: Any = field(default=None, repr=False, compare=False)
@@ -112,7 +110,8 @@ class GraphReport:
             self._region_runs[region, provider] += times
 
     def kernels_ran(self, ran: int) -> None:
-        """Calls of small graphs are short: what this says is taken apart where somebody asks."""
+        """What of our C++ kernels ran in one call, as one number (`native/library.py`): calls of
+        small graphs are short, and it is taken apart where somebody asks."""
         with self._lock:
             self._kernel_runs[ran] += 1
 

@@ -22,12 +22,12 @@ _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 _library.define("convert(Tensor x, ScalarType dtype) -> Tensor")
 
 
-def _converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ops.aten._to_copy.default(x, dtype=dtype)
 
 
-_library.impl("convert", _converted, "CompositeExplicitAutograd")
-torch.library.register_fake("kernel_dispatch::convert", _converted, lib=_library)
+_library.impl("convert", converted, "CompositeExplicitAutograd")
+torch.library.register_fake("kernel_dispatch::convert", converted, lib=_library)
 _BY_TORCH = torch.ops.kernel_dispatch.convert.default
 _HALVES = (torch.bfloat16, torch.float16)
 _BYTES = (torch.uint8, torch.int8)

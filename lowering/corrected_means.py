@@ -28,7 +28,7 @@ def _corrected(moments: Callable[..., Any]) -> Callable[..., Any]:
     from torch._inductor import lowering as do
 
     def corrected(x: Any, axis: Any, correction: Any, keepdim: bool, return_mean: bool) -> Any:
-        # A standard deviation on its own is no larger than what is off.
+        # As norms ask for it: what is only a spread has no mean to be put right.
         if not return_mean or correction or x.get_device().type != "cpu":
             return moments(x, axis, correction, keepdim, return_mean)
         variance, mean = moments(x, axis, correction, True, True)

@@ -93,7 +93,7 @@ bool in_order(const Known& known, PyObject* const* given, Py_ssize_t count, PyOb
 
 void offer(const char* name, Entry entry) {
   offers().push_back({name, {nullptr, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(entry)),
-                             METH_FASTCALL | METH_KEYWORDS, "Past torch's dispatcher."}});
+                             METH_FASTCALL | METH_KEYWORDS, "Its arguments are not boxed."}});
   offers().back().method.ml_name = offers().back().name.c_str();
 }
 

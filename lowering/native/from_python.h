@@ -35,7 +35,7 @@ template <class T>
 struct Argument;
 
 template <>
-struct Argument<const Tensor&> {
+struct Argument<Tensor> {
   Tensor found;
   bool read(PyObject* object, Call& call) {
     const Tensor* const tensor = call.tensor(object);
@@ -44,6 +44,8 @@ struct Argument<const Tensor&> {
   }
   const Tensor& get() const { return found; }
 };
+template <>
+struct Argument<const Tensor&> : Argument<Tensor> {};
 
 template <>
 struct Argument<const OptionalTensor&> {
@@ -55,23 +57,6 @@ struct Argument<const OptionalTensor&> {
     return tensor != nullptr;
   }
   const OptionalTensor& get() const { return found; }
-};
-
-template <>
-struct Argument<at::TensorList> {
-  c10::SmallVector<Tensor, 8> found;
-  bool read(PyObject* object, Call& call) {
-    if (!PyList_CheckExact(object)) return false;
-    const Py_ssize_t count = PyList_GET_SIZE(object);
-    found.reserve(static_cast<size_t>(count));
-    for (Py_ssize_t i = 0; i < count; i++) {
-      const Tensor* const tensor = call.tensor(PyList_GET_ITEM(object, i));
-      if (tensor == nullptr) return false;
-      found.push_back(*tensor);
-    }
-    return true;
-  }
-  at::TensorList get() const { return found; }
 };
 
 template <>
@@ -112,10 +97,12 @@ struct Argument<at::ArrayRef<T>> {
   c10::SmallVector<T, 8> found;
   bool read(PyObject* object, Call& call) {
     if (!PyList_CheckExact(object)) return false;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); i++) {
+    const Py_ssize_t count = PyList_GET_SIZE(object);
+    found.reserve(static_cast<size_t>(count));
+    for (Py_ssize_t i = 0; i < count; i++) {
       Argument<T> one;
       if (!one.read(PyList_GET_ITEM(object, i), call)) return false;
-      found.push_back(one.get());
+      found.push_back(std::move(one.found));
     }
     return true;
   }
@@ -145,8 +132,9 @@ PyObject* raised(const std::exception_ptr& failure);
 // Torch's function for an operator, and its arguments, so that they are found by name.
 struct Known {
   static constexpr const char* kName = "kernel_dispatch.operator";
-  Owned function, names, defaults;  // of the last arguments, as many as there are
-  Py_ssize_t positional;            // arguments; those behind them are given by name alone
+  Owned function, names;
+  Owned defaults;         // of the last arguments, as many as have one
+  Py_ssize_t positional;  // how many arguments need no name
   c10::OperatorHandle handle;
 };
 

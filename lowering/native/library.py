@@ -236,25 +236,42 @@ def _load(path: Path) -> None:
         with_python.kernel_dispatch_straight.argtypes = (ctypes.py_object,) * 5
         with_python.kernel_dispatch_straight.restype = ctypes.py_object
         with_python.kernel_dispatch_straight_names.restype = ctypes.py_object
-        _call_straight(with_python)
+        _Loaded.with_python = with_python
+        _call_straight()
         from lowering.native import shapes
 
         shapes.register()
-        _Loaded.library, _Loaded.with_python = library, with_python
+        _Loaded.library = library
 
 
-def _call_straight(with_python: ctypes.PyDLL) -> None:
+def _call_straight() -> None:
     """Has arguments of our operators read where a call has nothing special about it, instead of
     boxed. An operator's hash is that of the function it calls: nobody may have used it yet."""
-    for name in with_python.kernel_dispatch_straight_names():
+    for name in straight_names():
         operator = getattr(torch.ops.kernel_dispatch, name).default
-        arguments = operator._schema.arguments
-        names = tuple(sys.intern(one.name) for one in arguments)
-        defaults = tuple(one.default_value for one in arguments if one.has_default_value())
-        positional = sum(not one.kwarg_only for one in arguments)
-        operator._op = with_python.kernel_dispatch_straight(
-            name, operator._op, names, defaults, positional
-        )
+        operator._op = straight(operator, operator._op)
+
+
+def straight_names() -> tuple[str, ...]:
+    """The operators that are called so; () before loading."""
+    names: tuple[str, ...] = ()
+    if _Loaded.with_python is not None:
+        names = _Loaded.with_python.kernel_dispatch_straight_names()
+    return names
+
+
+def straight(operator: torch._ops.OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls one of them so, and leaves every call that is not plain to `function`."""
+    assert _Loaded.with_python is not None
+    name = operator._schema.name.rpartition("::")[2]
+    arguments = operator._schema.arguments
+    names = tuple(sys.intern(one.name) for one in arguments)
+    defaults = tuple(one.default_value for one in arguments if one.has_default_value())
+    positional = sum(not one.kwarg_only for one in arguments)
+    made: Callable[..., Any] = _Loaded.with_python.kernel_dispatch_straight(
+        name, function, names, defaults, positional
+    )
+    return made
 
 
 def multiplies_bfloat16() -> bool:

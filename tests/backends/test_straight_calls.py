@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowering.native import library
 from tests.support.compiling import compile_at, every_row_applies
-from tests.support.regions import assert_regions, hold
+from tests.support.regions import assert_regions, compile_in, hold
 
 pytestmark = pytest.mark.skipif(
     not library.probe().available, reason="the kernels cannot be built here"
@@ -39,6 +39,54 @@ def layer(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def linear(*tensors: Any, **named: Any) -> Any:
     return operator()(*tensors, None, None, None, 0, 0.0, 0.0, **named)
+
+
+def watched(name: str = "openmp_linear") -> tuple[Any, list[int]]:
+    """The operator's function as the library makes it, and whenever it leaves a call to torch."""
+    left: list[int] = []
+    boxed = torch._C._get_operation_overload(f"kernel_dispatch::{name}", "")[0]
+
+    def torchs_own(*args: Any, **kwargs: Any) -> Any:
+        left.append(len(args) + len(kwargs))
+        return boxed(*args, **kwargs)
+
+    return library.straight(operator(name), torchs_own), left
+
+
+@torch.no_grad()
+def test_a_plain_call_is_not_left_to_torch() -> None:
+    (x, weight, bias), (call, left) = layer(), watched()
+    expected = torch.nn.functional.linear(x, weight, bias)
+    rest = (None, None, None, 0, 0.0, 0.0)
+    torch.testing.assert_close(call(x, weight, bias, *rest), expected)
+    torch.testing.assert_close(call(x, torch.nn.Parameter(weight), bias, *rest), expected)
+    torch.testing.assert_close(call(x, weight.t(), bias, *rest, in_out=True), expected)
+    with torch.autocast("cpu"), torch.inference_mode():
+        torch.testing.assert_close(call(x, weight, bias, *rest), expected)
+    with profile(activities=[ProfilerActivity.CPU]):
+        call(x, weight, bias, *rest)
+    assert left == []
+
+
+def test_a_call_with_something_special_is() -> None:
+    (x, weight, bias), (call, left) = layer(), watched()
+    rest = (None, None, None, 0, 0.0, 0.0)
+    call(x.requires_grad_(), weight, bias, *rest)
+    call(*(one.to("meta") for one in layer()), *rest)
+    with Seen():
+        call(*layer(), *rest)
+    with torch.no_grad(), SeenAsFunctions():
+        call(*layer(), *rest)
+    call(x.detach().as_subclass(Marked), weight, bias, *rest)
+    call(*layer(), None, None, None, 0, 0, 0)
+    assert left == [9] * 6
+
+
+def test_every_operator_is_called_so() -> None:
+    names = library.straight_names()
+    assert {"openmp_linear", "openmp_convolutions", "mha_attention", "openmp_recurrent"} <= {*names}
+    for name in names:
+        assert operator(name)._op.__doc__ == "Its arguments are not boxed.", name
 
 
 class Seen(TorchDispatchMode):
@@ -292,3 +340,13 @@ def test_a_compiled_graph_counts_what_ran() -> None:
         for _ in range(3):
             hold(compiled, model, x)
     assert_regions(compiled, ("linear", "openmp", 2, 6))
+
+
+@torch.no_grad()
+def test_no_layer_is_too_small() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
+    compiled = compile_in("O2 openmp", model.eval(), options={"strict": True})
+    hold(compiled, model, torch.randn(3, 8))
+    assert_regions(compiled, ("linear", "openmp", 2, 2))
