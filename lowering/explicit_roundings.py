@@ -8,8 +8,6 @@ simulated accelerator). Torch's own kernel does it then, and what follows reads 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,20 +19,6 @@ _library = torch.library.Library("kernel_dispatch", "FRAGMENT")
 _library.define("rounded(Tensor x, ScalarType dtype) -> Tensor")
 _library.impl("rounded", converted, "CompositeExplicitAutograd")
 torch.library.register_fake("kernel_dispatch::rounded", converted, lib=_library)
-ROUNDED = torch.ops.kernel_dispatch.rounded.default
-
-_CONVERTING = ("to", "half", "bfloat16", "float", "double", "type", "type_as")
-_SAME_NUMBERS = ("view", "reshape", "flatten", "transpose", "permute", "t", "squeeze", "unsqueeze")
-_FLOATS = (torch.float32, torch.float64)
-_HALVES = (torch.bfloat16, torch.float16)
-
-
-@functools.cache
-def _with_gradients() -> None:
-    """Only where a graph has one, as torch imports more for it: 17 ms."""
-    torch.library.register_autograd(
-        "kernel_dispatch::rounded", _gradient, setup_context=_keep_dtype, lib=_library
-    )
 
 
 def _keep_dtype(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: object) -> None:
@@ -45,14 +29,23 @@ def _gradient(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> t
     return ROUNDED(grad, ctx.dtype), None  # type: ignore[attr-defined]  # it was rounded as well
 
 
+torch.library.register_autograd(
+    "kernel_dispatch::rounded", _gradient, setup_context=_keep_dtype, lib=_library
+)
+ROUNDED = torch.ops.kernel_dispatch.rounded.default
+
+_CONVERTING = ("to", "half", "bfloat16", "float", "double", "type", "type_as")
+_SAME_NUMBERS = ("view", "reshape", "flatten", "transpose", "permute", "t", "squeeze", "unsqueeze")
+_FLOATS = (torch.float32, torch.float64)
+_HALVES = (torch.bfloat16, torch.float16)
+
+
 def keep(module: fx.GraphModule) -> None:
     """For a graph as Dynamo captured it, and those in it, which Inductor is about to take apart."""
     for part in module.modules():
         if not isinstance(part, fx.GraphModule) or has_transforms(part.graph):
             continue  # operators of ours have no rules for those of `torch.func`
         found = [node for node in part.graph.nodes if _rounds(node) and _goes_on_in_floats(node)]
-        if found:
-            _with_gradients()
         for node in found:
             node.op, node.target = "call_function", ROUNDED
             node.args, node.kwargs = (node.args[0], value_of(node).dtype), {}
