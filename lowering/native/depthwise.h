@@ -2,10 +2,9 @@
 // Channels are the lanes.
 #pragma once
 
-#include <utility>
-
 #include "blocked.h"
 #include "conv_shape.h"
+#include "depthwise_tiles.h"
 
 namespace kd {
 
@@ -18,213 +17,33 @@ static inline bool depthwise_suits(const ConvShape& s) {
          s.ci >= kLanes;
 }
 
-// Vectors of channels. The last one ends with the last channel, overlapping the one before it, so
-// that no vector is cut off unless it is the only one. It begins with a group, as groups divide both.
-static inline int64_t first_channel(int64_t channels, int64_t vector) {
-  return std::max<int64_t>(std::min(vector * kLanes, channels - kLanes), 0);
+// Of few channels, the pixels whose channels fill a vector side by side; else one.
+static inline int64_t pixels_in_vector(int64_t channels) {
+  return channels > 0 && channels < kLanes && kLanes % channels == 0 ? kLanes / channels : 1;
 }
 
 static inline int64_t depthwise_packed_size(const ConvShape& s) {
   return packed_size(s.depth(), s.ci);
 }
 
-// From [co][channel][tap], channels being those of a group, to [vector][tap][channel][lane].
+// From [co][channel][tap], channels being those of a group, to [vector][tap][channel][lane]. Channels
+// that fill a vector several times are there as often.
 static inline void depthwise_pack(float* packed, const float* w, const float* scale,
                                   const ConvShape& s) {
   const int64_t taps = s.kh * s.kw, channels = s.group_inputs();
+  const int64_t filled = pixels_in_vector(s.ci) * s.ci;
   for (int64_t v = 0; v < panels_of(s.ci); v++) {
     const int64_t first = first_channel(s.ci, v);
     for (int64_t tap = 0; tap < taps; tap++) {
       for (int64_t i = 0; i < channels; i++, packed += kLanes) {
         for (int lane = 0; lane < kLanes; lane++) {
-          const int64_t c = first + lane;
+          const int64_t c = s.ci < filled ? (first + lane) % s.ci : first + lane;
           const float factor = scale != nullptr && c < s.ci ? scale[c] : 1.0f;
           packed[lane] = c < s.ci ? w[(c * channels + i) * taps + tap] * factor : 0.0f;
         }
       }
     }
   }
-}
-
-// Neighbouring output pixels that need the same taps.
-struct DepthwiseSpan {
-  const ConvShape* shape;
-  const float* x;       // the first tap's input for the first pixel and channel
-  const float* packed;  // the first tap's weights for the first channel
-  float* y;
-  int64_t rows, columns;  // taps
-  Range inside;           // of the columns of inputs, those that the image has
-  Range vectors;
-  const float* bias;
-  float low, high;
-};
-
-// Adds the bias, applies the limits and stores the pixels, for one vector of channels at a time.
-class DepthwiseStore {
- public:
-  explicit DepthwiseStore(const DepthwiseSpan& span)
-      : y_(span.y), pixel_(span.shape->ldy), bias_(span.bias), low_(splat(span.low)),
-        high_(splat(span.high)) {}
-
-  template <int pixels>
-  __attribute__((always_inline)) void operator()(int64_t c, const vec (&sums)[pixels]) const {
-    const vec bias = bias_ ? load(bias_ + c) : vec{};
-#pragma GCC unroll 8
-    for (int t = 0; t < pixels; t++)
-      store(y_ + t * pixel_ + c, clamp(sums[t] + bias, low_, high_));
-  }
-
- private:
-  float* y_;
-  int64_t pixel_;
-  const float* bias_;
-  vec low_, high_;
-};
-
-// kw taps in each row, neighbours: an input is loaded once for all the pixels that need it. `edge`: some
-// of the inputs are beyond the image's sides.
-template <int pixels, int kw, int stride, bool edge>
-void depthwise_tile(const DepthwiseSpan& span) {
-  const ConvShape& s = *span.shape;
-  const int64_t line = s.dh * s.w * s.ldx, pixel = s.ldx, rows = span.rows;
-  const DepthwiseStore finish(span);
-  for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
-    const int64_t c = first_channel(s.ci, v);
-    vec sums[pixels] = {};
-    const float* x = span.x + c;
-    const float* w = span.packed + v * s.kh * kw * kLanes;
-    for (int64_t r = 0; r < rows; r++, x += line, w += kw * kLanes) {
-#pragma GCC unroll 32
-      for (int i = 0; i < (pixels - 1) * stride + kw; i++) {
-        if (edge && (i < span.inside.begin || i >= span.inside.end)) continue;
-        vec input = load(x + i * pixel);
-        hold_in_register(input);
-#pragma GCC unroll 8
-        for (int q = 0; q < kw; q++) {
-          const int t = (i - q) / stride;
-          if (i >= q && (i - q) % stride == 0 && t < pixels)
-            sums[t] = multiply_add(input, load(w + q * kLanes), sums[t]);
-        }
-      }
-    }
-    finish(c, sums);
-  }
-}
-
-// Any kernel, and any part of it where the image ends.
-template <int pixels>
-void depthwise_tile_of_any_kernel(const DepthwiseSpan& span) {
-  const ConvShape& s = *span.shape;
-  const int64_t line = s.dh * s.w * s.ldx, tap = s.dw * s.ldx, step = s.sw * s.ldx;
-  const int64_t rows = span.rows, columns = span.columns;
-  const DepthwiseStore finish(span);
-  for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
-    const int64_t c = first_channel(s.ci, v);
-    vec sums[pixels] = {};
-    for (int64_t r = 0; r < rows; r++) {
-      const float* x = span.x + r * line + c;
-      const float* weights = span.packed + (v * s.kh + r) * s.kw * kLanes;
-      for (int64_t q = 0; q < columns; q++, x += tap) {
-        const vec w = load(weights + q * kLanes);
-#pragma GCC unroll 8
-        for (int t = 0; t < pixels; t++) sums[t] = multiply_add(load(x + t * step), w, sums[t]);
-      }
-    }
-    finish(c, sums);
-  }
-}
-
-// In each group of lanes, what its lane number `which` holds.
-template <int group>
-static inline vec spread_in_groups(vec v, int which) {
-  ivec lanes;
-  for (int i = 0; i < kLanes; i++) lanes[i] = i / group * group + which;
-  return pick(v, lanes);
-}
-
-// Groups of channels: each output needs all the inputs of its group.
-template <int pixels, int channels>
-void grouped_tile(const DepthwiseSpan& span) {
-  const ConvShape& s = *span.shape;
-  const int64_t line = s.dh * s.w * s.ldx, tap = s.dw * s.ldx, step = s.sw * s.ldx;
-  const int64_t rows = span.rows, columns = span.columns;
-  const DepthwiseStore finish(span);
-  for (int64_t v = span.vectors.begin; v < span.vectors.end; v++) {
-    const int64_t c = first_channel(s.ci, v);
-    vec sums[pixels] = {};
-    for (int64_t r = 0; r < rows; r++) {
-      const float* x = span.x + r * line + c;
-      const float* w = span.packed + (v * s.kh + r) * s.kw * channels * kLanes;
-      for (int64_t q = 0; q < columns; q++, x += tap, w += channels * kLanes) {
-        vec inputs[pixels];
-#pragma GCC unroll 8
-        for (int t = 0; t < pixels; t++) {
-          inputs[t] = load(x + t * step);
-          hold_in_register(inputs[t]);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < channels; i++) {
-          vec factor = load(w + i * kLanes);
-          hold_in_register(factor);
-#pragma GCC unroll 8
-          for (int t = 0; t < pixels; t++)
-            sums[t] = multiply_add(spread_in_groups<channels>(inputs[t], i), factor, sums[t]);
-        }
-      }
-    }
-    finish(c, sums);
-  }
-}
-
-// The only vector, if it is cut off.
-static inline void depthwise_of_few_channels(const DepthwiseSpan& span) {
-  const ConvShape& s = *span.shape;
-  const int count = static_cast<int>(s.ci);
-  vec sum{};
-  for (int64_t r = 0; r < span.rows; r++) {
-    for (int64_t q = 0; q < span.columns; q++) {
-      const float* x = span.x + (r * s.dh * s.w + q * s.dw) * s.ldx;
-      sum = multiply_add(load_first(x, count), load(span.packed + (r * s.kw + q) * kLanes), sum);
-    }
-  }
-  if (span.bias) sum += load_first(span.bias, count);
-  store_first(span.y, clamp(sum, splat(span.low), splat(span.high)), count);
-}
-
-using DepthwiseTile = void (*)(const DepthwiseSpan&);
-constexpr int kMostPixels = 8;
-constexpr auto kPixelCounts = std::make_integer_sequence<int, kMostPixels>();
-
-// Kernels whose taps in a row are neighbours, of the sizes that networks have.
-static inline bool has_tiles(const ConvShape& s) {
-  if (s.group_inputs() > 1 || s.dw > 1 || s.ci < kLanes) return false;
-  return s.sw == 1 ? s.kw == 3 || s.kw == 5 || s.kw == 7 : s.sw == 2 && (s.kw == 3 || s.kw == 5);
-}
-
-template <bool edge, int... pixels_less_one>
-static inline DepthwiseTile depthwise_tile_of(const ConvShape& s, int pixels,
-                                              std::integer_sequence<int, pixels_less_one...>) {
-  static constexpr DepthwiseTile tiles[][kMostPixels] = {
-      {depthwise_tile<pixels_less_one + 1, 3, 1, edge>...},
-      {depthwise_tile<pixels_less_one + 1, 3, 2, edge>...},
-      {depthwise_tile<pixels_less_one + 1, 5, 1, edge>...},
-      {depthwise_tile<pixels_less_one + 1, 5, 2, edge>...},
-      {depthwise_tile<pixels_less_one + 1, 7, 1, edge>...}};
-  return tiles[s.kw - 4 + s.sw][pixels - 1];
-}
-
-// Of other kernels, and of groups of channels. `whole`: no tap is beyond the image's sides.
-template <int... pixels_less_one>
-static inline DepthwiseTile any_tile_of(const ConvShape& s, int pixels, bool whole,
-                                        std::integer_sequence<int, pixels_less_one...>) {
-  static constexpr DepthwiseTile tiles[][kMostPixels] = {
-      {depthwise_tile_of_any_kernel<pixels_less_one + 1>...},
-      {grouped_tile<pixels_less_one + 1, 2>...},
-      {grouped_tile<pixels_less_one + 1, 4>...},
-      {grouped_tile<pixels_less_one + 1, 8>...}};
-  const int64_t channels = s.group_inputs();
-  if (channels > 1) return tiles[channels == 2 ? 1 : channels == 4 ? 2 : 3][pixels - 1];
-  return whole ? tiles[0][pixels - 1] : depthwise_tile_of_any_kernel<1>;
 }
 
 // The taps of one axis that lie within the image, for the output at `at`.
@@ -243,50 +62,71 @@ struct Lines {
   int64_t first = 0;
 };
 
+// Whether what the epilogue reads lies as the outputs do, in memory without gaps.
+static inline bool reads_alike(const Epilogue& e, int64_t channels) {
+  return (!e.before || e.ld_before == channels) && (!e.times || e.ld_times == channels) &&
+         (!e.after || e.ld_after == channels);
+}
+
 // One line of output pixels, some of its channels.
 class DepthwiseLine {
  public:
   DepthwiseLine(const ConvShape& s, Lines<const float> x, const float* packed, Lines<float> y,
                 const Epilogue& e, int64_t line, Range vectors)
       : s_(s), packed_(packed), e_(e), line_(line), limits_(e),
-        in_registers_(limits_.enough && !e.before && !e.times && !e.after) {
+        in_registers_(limits_.enough && !e.before && !e.times && !e.after),
+        without_gaps_(vectors.size() == panels_of(s.ci) && s.ldy == s.ci && reads_alike(e, s.ci)),
+        in_vector_(s.ldx == s.ci && s.ldy == s.ci && s.sw == 1 ? pixels_in_vector(s.ci) : 1) {
     const Limits none{Epilogue{}};
     const int64_t oy = line % s.oh, image = line / s.oh;
     rows_ = taps_inside(oy, s.kh, s.sh, s.ph, s.dh, s.h);
     span_.shape = &s;
     span_.rows = rows_.size();
     span_.vectors = vectors;
-    span_.bias = in_registers_ ? e.bias : nullptr;
+    span_.bias = e.bias;
     span_.low = in_registers_ ? limits_.low : none.low;
     span_.high = in_registers_ ? limits_.high : none.high;
     const int64_t above = image * s.h + oy * s.sh - s.ph + rows_.begin * s.dh;
     input_ = x.data + (above - x.first) * s.w * s.ldx;
     output_ = y.data + (line - y.first) * s.ow * s.ldy;
+    if (in_vector_ > 1 && e.bias)
+      for (int64_t i = 0; i < kLanes; i++) repeated_bias_[i] = e.bias[i % s.ci];
   }
 
   void compute() {
     if (has_tiles(s_)) return in_tiles();
-    for (int64_t ox = 0; ox < s_.ow;) {
-      int64_t end = ox;
-      while (end < s_.ow && columns(end).size() == s_.kw && s_.ci >= kLanes) end++;
-      end = std::max(end, ox + 1);
-      const int64_t tiles = ceil_div(end - ox, kMostPixels);
-      for (int64_t tile = 0; tile < tiles; tile++) {
-        const Range some = part_of(end - ox, tile, tiles);
-        const int pixels = static_cast<int>(some.size());
-        const Range taps = columns(ox + some.begin);
-        const bool whole = taps.size() == s_.kw;
-        place(ox + some.begin, taps);
-        finish(ox + some.begin, pixels,
-               s_.ci < kLanes ? depthwise_of_few_channels
-                              : any_tile_of(s_, pixels, whole, kPixelCounts));
-      }
-      ox = end;
-    }
+    const Range whole = whole_columns();
+    const int64_t filled = whole.begin + whole.size() / in_vector_ * in_vector_;
+    for (int64_t ox = 0; ox < whole.begin; ox++) some_pixels({ox, ox + 1}, 1);
+    some_pixels({whole.begin, filled}, in_vector_);
+    some_pixels({filled, whole.end}, 1);
+    for (int64_t ox = whole.end; ox < s_.ow; ox++) some_pixels({ox, ox + 1}, 1);
   }
 
  private:
   Range columns(int64_t ox) const { return taps_inside(ox, s_.kw, s_.sw, s_.pw, s_.dw, s_.w); }
+
+  // Those of which no tap is beyond the image's sides.
+  Range whole_columns() const {
+    const int64_t begin = std::min(ceil_div(s_.pw, s_.sw), s_.ow);
+    const int64_t last = s_.w + s_.pw - (s_.kw - 1) * s_.dw - 1;
+    const int64_t end = last < 0 ? begin : std::min(last / s_.sw + 1, s_.ow);
+    return {begin, std::max(begin, end)};
+  }
+
+  // Pixels that need the same taps, so many in each vector.
+  void some_pixels(Range mine, int64_t in_vector) {
+    const bool few = in_vector == 1 && s_.ci < kLanes;
+    const int64_t vectors = mine.size() / in_vector, tiles = ceil_div(vectors, kMostPixels);
+    span_.bias = in_vector > 1 && e_.bias ? repeated_bias_ : e_.bias;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      const Range some = part_of(vectors, tile, tiles);
+      const int64_t first = mine.begin + some.begin * in_vector;
+      place(first, columns(first), in_vector);
+      finish(first, some.size() * in_vector,
+             any_tile_of(s_.group_inputs(), static_cast<int>(some.size()), few, kPixelCounts));
+    }
+  }
 
   void in_tiles() {
     const int64_t tiles = ceil_div(s_.ow, kMostPixels);
@@ -296,26 +136,32 @@ class DepthwiseLine {
       const int64_t first = some.begin * s_.sw - s_.pw, needed = (pixels - 1) * s_.sw + s_.kw;
       span_.inside = {std::max<int64_t>(-first, 0), std::min(s_.w - first, needed)};
       const bool edge = span_.inside.size() < needed;
-      place(some.begin, {0, s_.kw});
+      place(some.begin, {0, s_.kw}, 1);
       finish(some.begin, pixels, edge ? depthwise_tile_of<true>(s_, pixels, kPixelCounts)
                                       : depthwise_tile_of<false>(s_, pixels, kPixelCounts));
     }
   }
 
-  void place(int64_t pixel, Range taps) {
+  void place(int64_t pixel, Range taps, int64_t in_vector) {
     span_.columns = taps.size();
     span_.x = input_ + (pixel * s_.sw - s_.pw + taps.begin * s_.dw) * s_.ldx;
     span_.packed = packed_ + (rows_.begin * s_.kw + taps.begin) * s_.group_inputs() * kLanes;
     span_.y = output_ + pixel * s_.ldy;
+    span_.step = in_vector * s_.sw * s_.ldx;
+    span_.pixel = in_vector * s_.ldy;
   }
 
-  void finish(int64_t pixel, int pixels, DepthwiseTile tile) const {
+  void finish(int64_t pixel, int64_t pixels, DepthwiseTile tile) const {
     tile(span_);
     if (in_registers_) return;
     const int64_t c = span_.vectors.begin * kLanes;
     const int64_t c_end = std::min(span_.vectors.end * kLanes, s_.ci);
-    finish_stored(span_.y + c, s_.ldy, pixels, static_cast<int>(c_end - c), span_.y + c, s_.ldy,
-                  e_.at(line_ * s_.ow + pixel, c), Finish{false, true, 0, 0});
+    const int64_t rows = without_gaps_ ? 1 : pixels;
+    Epilogue left = e_.at(line_ * s_.ow + pixel, c);
+    left.bias = nullptr;  // which the tile added
+    finish_stored(span_.y + c, s_.ldy, static_cast<int>(rows),
+                  static_cast<int>(without_gaps_ ? pixels * s_.ci : c_end - c), span_.y + c, s_.ldy,
+                  left, Finish{false, true, 0, 0});
   }
 
   const ConvShape& s_;
@@ -323,11 +169,13 @@ class DepthwiseLine {
   const Epilogue& e_;
   int64_t line_;
   Limits limits_;
-  bool in_registers_;
+  bool in_registers_, without_gaps_;
+  int64_t in_vector_;  // pixels
   Range rows_{0, 0};
   DepthwiseSpan span_{};
   const float* input_;
   float* output_;
+  float repeated_bias_[kLanes];
 };
 
 // Floats of the inputs of one output line that are worked on at a time: they stay in the first cache

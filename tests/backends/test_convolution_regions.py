@@ -69,6 +69,32 @@ def test_groups_that_do_not_fill_vectors(
     assert region_rows(half)[-1][1] == "openmp"  # the graph that was compiled last
 
 
+@pytest.mark.parametrize("channels", [2, 3, 4, 8, 12, 20])
+def test_few_channels_and_neighbouring_pixels_in_a_vector(channels: int) -> None:
+    """Of whole and of cut lines, with what is done to outputs, and what is read beside them."""
+    kinds = [
+        *[{"kernel_size": 3, "padding": 1}, {"kernel_size": (1, 7), "bias": False}],
+        *[{"kernel_size": 5, "padding": 4}, {"kernel_size": 3, "padding": 2, "dilation": 2}],
+        *[
+            {"kernel_size": 3, "padding": 1, "stride": 2},
+            {"kernel_size": (9, 1), "padding": (7, 0)},
+        ],
+    ]
+    layers = [nn.Conv2d(channels, channels, groups=channels, **kind) for kind in kinds]
+    ends = [functional.hardswish, functional.relu6, torch.sigmoid]
+
+    def forward(m: Any, x: Tensor) -> list[Tensor]:
+        first, beside = m.layers[0], x[:, -channels:]  # with other channels between its pixels
+        x = x[:, :channels].contiguous(memory_format=torch.channels_last)
+        found = [end(layer(x)) for end in ends for layer in m.layers]
+        return [*found, first(beside), torch.relu(first(x) + x), first(x) * beside]
+
+    model, x = Of(forward, layers=nn.ModuleList(layers)), image(2, channels + 3, 11, 21)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x.to(memory_format=torch.channels_last))
+    assert region_rows(compiled) == [("convolution", "openmp", 21, 21)]
+
+
 @pytest.mark.parametrize(("groups", "taken"), [(3, 4), (4, 3)])
 def test_groups_between_other_convolutions(
     monkeypatch: pytest.MonkeyPatch, groups: int, taken: int
