@@ -87,12 +87,23 @@ SHRINKING: dict[str, nn.Module] = {
 }
 
 
-@pytest.mark.parametrize("channels", [70, 16, 5])
 @pytest.mark.parametrize("pool", SHRINKING.values(), ids=SHRINKING.keys())
-def test_pools(pool: nn.Module, channels: int) -> None:
-    x = torch.randn(2, 3, 23, 26)
-    model = used(nn.Sequential(layer(3, channels, 3), pool, layer(channels, 8, 3)), x)
-    held_as_one(model, x, 2, "max_pool" if isinstance(pool, nn.MaxPool2d) else "avg_pool")
+def test_pools(pool: nn.Module) -> None:
+    """Of more channels than two vectors have, of one vector's, and of fewer: a call for each."""
+    x, channels = torch.randn(2, 3, 23, 26), (70, 16, 5)
+    each = [nn.Sequential(layer(3, wide, 3), pool, layer(wide, 8, 3)) for wide in channels]
+    model = used(Of(of_each, models=nn.ModuleList(each)), *[x] * 3)
+    given = [torch.randn_like(x) for _ in channels]
+    compiled = compile_at("O2", model)
+    hold(compiled, model, *given)
+    assert calls(compiled, *given) == ONE_CALL * 3
+    assert_regions(compiled, ("convolution", "openmp", 6, 12))
+    (detail,) = details(compiled, "convolution")
+    assert ("max_pool" if isinstance(pool, nn.MaxPool2d) else "avg_pool") in detail
+
+
+def of_each(self: Any, *images: Tensor) -> list[Tensor]:
+    return [model(x) for model, x in zip(self.models, images, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -100,19 +100,30 @@ def test_in_the_graph(name: str, dtype: torch.dtype) -> None:
             assert all(one.meta["val"].dtype is torch.bool for one in node.all_input_nodes)
 
 
-@pytest.mark.parametrize("other", [torch.uint8, torch.int8, torch.int32], ids=str)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
-def test_bytes(dtype: torch.dtype, other: torch.dtype) -> None:
-    x = torch.arange(256).to(torch.uint8).view(dtype).repeat(9, 1)
-    y = torch.arange(256).to(torch.uint8).flip(0).to(other).repeat(9, 1)
+def compared(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [x > y, x >= y, x < y, x <= y, x == y, x != y]
 
-    def function(x: Tensor, y: Tensor) -> list[Tensor]:
-        each = [x > y, x >= y, x < y, x <= y, x == y, x != y]
-        each += [x.amax(-1), x.amin(), x.argmax(0), x.argmin(-1), x.flip(-1).argmax(-1), x.any(0)]
-        return [*each, x > 100, x == 0, x <= 2.5, x != 127, x > -1, x == 200, x < 300, x.bool()]
+
+def asked_of_bytes(x: Tensor) -> list[Tensor]:
+    found = [x.amax(-1), x.amin(), x.argmax(0), x.argmin(-1), x.flip(-1).argmax(-1), x.any(0)]
+    return [*found, x > 100, x == 0, x <= 2.5, x != 127, x > -1, x == 200, x < 300, x.bool()]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_bytes(dtype: torch.dtype) -> None:
+    numbers = torch.arange(256).to(torch.uint8)
+    x, turned = numbers.view(dtype).repeat(9, 1), numbers.flip(0)
+    others = {
+        f"{other}": turned.to(other).repeat(9, 1)
+        for other in (torch.uint8, torch.int8, torch.int32)
+    }
+
+    def function(x: Tensor, others: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+        beside = {f"with {other}": compared(x, y) for other, y in others.items()}
+        return {**beside, "alone": asked_of_bytes(x)}
 
     compiled = compile_at("O2", function)
-    assert_bit_identical(compiled(x, y), function(x, y), f"{dtype}, {other}")
+    assert_bit_identical(compiled(x, others), function(x, others), f"{dtype}")
     assert_ran_as_planned(compiled, "O2")
 
 
@@ -137,15 +148,15 @@ def test_bytes_in_the_graph() -> None:
     assert_bit_identical(graph(x), function(x), "bytes")
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
-def test_integers_of_few_operators(dtype: torch.dtype) -> None:
-    x = torch.randint(0, 5, (7, 301), dtype=torch.uint8).to(dtype)
+def test_integers_of_few_operators() -> None:
+    dtypes = (torch.uint16, torch.uint32, torch.uint64)
+    given = {f"{one}": torch.randint(0, 5, (7, 301), dtype=torch.uint8).to(one) for one in dtypes}
 
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        return x.isinf(), x.isnan(), x.signbit()
+    def function(given: dict[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
+        return {dtype: (x.isinf(), x.isnan(), x.signbit()) for dtype, x in given.items()}
 
     compiled = compile_at("O2", function)
-    assert_bit_identical(compiled(x), function(x), str(dtype))
+    assert_bit_identical(compiled(given), function(given), "integers")
     assert_ran_as_planned(compiled, "O2")
 
 

@@ -156,12 +156,7 @@ IN_PLACE = [
 ]
 
 
-@pytest.mark.parametrize("wide", [48, 300])
-@pytest.mark.parametrize("function", IN_PLACE)
-def test_sums_may_lie_where_one_of_their_terms_lay(function: Any, wide: int) -> None:
-    """Of products of single pixels; deep ones (300) are stored before they are finished."""
-    x = torch.randn(2, 24, 30, 31)
-    own = x.clone()
+def with_layers(function: Any, wide: int) -> Of:
     layers = {
         "one": nn.Conv2d(24, 24, 3, 1, 1),
         "wide": nn.Conv2d(24, wide, 1),
@@ -169,14 +164,27 @@ def test_sums_may_lie_where_one_of_their_terms_lay(function: Any, wide: int) -> 
         "three": nn.Conv2d(24, 24, 1),
         "both": nn.Conv2d(48, 24, 1),
     }
-    model = Of(function, **layers)
+    return Of(function, **layers)
+
+
+@pytest.mark.parametrize("function", IN_PLACE)
+def test_sums_may_lie_where_one_of_their_terms_lay(function: Any) -> None:
+    """Of products of single pixels; deep ones (300) are stored before they are finished."""
+    x, y = torch.randn(2, 24, 30, 31), torch.randn(2, 24, 30, 31)
+    own = x.clone(), y.clone()
+
+    def both(m: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"48": m.flat(x), "300": m.deep(y)}
+
+    model = Of(both, flat=with_layers(function, 48), deep=with_layers(function, 300))
     compiled = compile_at("O2", model)
-    first = hold(compiled, model, x)
-    assert torch.equal(x, own)
+    first = hold(compiled, model, x, y)
+    assert torch.equal(x, own[0]) and torch.equal(y, own[1])
     with torch.no_grad():
-        assert torch.equal(compiled(x), first)
-    ran = calls(compiled, x)
-    assert ran and set(ran) <= {"openmp_convolution", "openmp_convolutions"}
+        again = compiled(x, y)
+    assert all(torch.equal(again[wide], first[wide]) for wide in first)
+    ran = calls(compiled, x, y)
+    assert len(ran) >= 2 and set(ran) <= {"openmp_convolution", "openmp_convolutions"}
 
 
 def test_what_is_also_returned_is_not_inside() -> None:
@@ -214,25 +222,28 @@ class Pooling(Squeezing):
         return self.gate(self.excite(self.squeeze(functional.adaptive_avg_pool2d(y, 1)).relu()))
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        Squeezing(nn.Sigmoid()),
-        Squeezing(nn.Hardsigmoid()),
-        Squeezing(nn.Tanh()),
-        Pooling(nn.Sigmoid()),
-    ],
-    ids=["sigmoid", "hardsigmoid", "tanh", "pooling"],
-)
-def test_squeeze_and_excitation_is_part_of_the_call(model: Squeezing) -> None:
-    x = torch.randn(2, 48, 30, 31) + 2
+def test_squeeze_and_excitation_is_part_of_the_call() -> None:
+    """Of each: there is one call for every image."""
+    models = {
+        "sigmoid": Squeezing(nn.Sigmoid()),
+        "hardsigmoid": Squeezing(nn.Hardsigmoid()),
+        "tanh": Squeezing(nn.Tanh()),
+        "pooling": Pooling(nn.Sigmoid()),
+    }
+
+    def each(m: Any, *images: Tensor) -> dict[str, Tensor]:
+        return {name: model(x) for name, model, x in zip(models, m.models, images, strict=True)}
+
+    model = Of(each, models=nn.ModuleList(models.values()))
+    given = [torch.randn(2, 48, 30, 31) + 2 for _ in models]
     compiled = compile_at("O2", model)
-    hold(compiled, model, x)
-    assert calls(compiled, x) == ["openmp_convolutions"]
-    assert_regions(compiled, ("convolution", "openmp", 4, 8))
+    hold(compiled, model, *given)
+    assert calls(compiled, *given) == ["openmp_convolutions"] * len(models)
+    assert_regions(compiled, ("convolution", "openmp", 4 * len(models), 8 * len(models)))
     with torch.no_grad():
-        model.squeeze.weight.mul_(-1.5)
-    hold(compiled, model, x, where="after a layer of the factors changed")
+        for one in models.values():
+            one.squeeze.weight.mul_(-1.5)
+    hold(compiled, model, *given, where="after a layer of the factors changed")
 
 
 def test_squeeze_and_excitation_of_sizes_that_change() -> None:

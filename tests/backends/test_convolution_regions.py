@@ -28,7 +28,7 @@ from tests.support.regions import (
     provider_at,
     region_rows,
 )
-from tests.support.reports import assert_ran_as_planned
+from tests.support.reports import assert_ran_as_planned, graph_reports
 
 Tensor = torch.Tensor
 
@@ -40,33 +40,33 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "groups", "taken"),
-    [
-        *[
-            (32, 64, 32, 1),
-            (6, 12, 6, 0),
-            (32, 64, 16, 0),
-            (48, 48, 3, 1),
-            (36, 36, 3, 0),
-            (32, 32, 32, 1),
-        ],
-        *[(36, 36, 9, 1), (34, 34, 17, 1), (40, 40, 5, 0), (208, 208, 26, 1), (12, 12, 3, 0)],
-    ],
-)
-def test_groups_that_do_not_fill_vectors(
-    monkeypatch: pytest.MonkeyPatch, inputs: int, outputs: int, groups: int, taken: int
-) -> None:
+# Inputs, outputs and groups, by who computes them in float32.
+FILLING: dict[str, list[tuple[int, int, int]]] = {
+    "openmp": [(32, 64, 32), (48, 48, 3), (32, 32, 32), (36, 36, 9), (34, 34, 17), (208, 208, 26)],
+    "mkldnn": [(6, 12, 6), (32, 64, 16), (36, 36, 3), (40, 40, 5), (12, 12, 3)],
+}
+
+
+@pytest.mark.parametrize("provider", FILLING)
+def test_groups_that_do_not_fill_vectors(monkeypatch: pytest.MonkeyPatch, provider: str) -> None:
     monkeypatch.undo()
-    layers = nn.ModuleList([nn.Conv2d(inputs, outputs, 3, groups=groups)])
-    model, x = Of(each, layers=layers), torch.randn(1, inputs, 9, 9)
+    kinds = FILLING[provider]
+    layers = [nn.Conv2d(inputs, outputs, 3, groups=groups) for inputs, outputs, groups in kinds]
+    images = [torch.randn(1, inputs, 9, 9) for inputs, _, _ in kinds]
+
+    def of_each(m: Any, *images: Tensor) -> dict[str, Tensor]:
+        each = zip(kinds, m.layers, images, strict=True)
+        return {f"{kind}": layer(x) for kind, layer, x in each}
+
+    model = Of(of_each, layers=nn.ModuleList(layers))
     compiled = compile_at("O2", model)
-    hold(compiled, model, x)
-    providers = {row[1]: row[2:] for row in region_rows(compiled)}
-    assert providers == {"openmp" if taken else "mkldnn": (1, 1)}
+    hold(compiled, model, *images)
+    taken = ("convolution", provider, len(kinds), len(kinds))
+    assert region_rows(compiled) == [taken], graph_reports(compiled)
     half = compile_at("O2", model.half())
-    hold(half, model, x.half())
-    assert region_rows(half)[-1][1] == "openmp"  # the graph that was compiled last
+    hold(half, model, *(x.half() for x in images))
+    (*_, last) = region_rows(half)  # the graph that was compiled last
+    assert last == ("convolution", "openmp", len(kinds), len(kinds)), graph_reports(half)
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4, 8, 12, 20])
@@ -437,20 +437,22 @@ NORMED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", NORMED)
 @places()
-def test_operators_that_take_dense_memory_only(name: str, place: str) -> None:
+def test_operators_that_take_dense_memory_only(place: str) -> None:
     """Torch's own callers see to it that what they read has no gaps; the trace has only that."""
 
-    def between(m: Any, x: Tensor) -> list[Tensor]:
-        y = m.first(x)
-        return [m.second(y), NORMED[name](y)]
+    def between(m: Any, *images: Tensor) -> dict[str, list[Tensor]]:
+        found = {}
+        for (name, norm), x in zip(NORMED.items(), images, strict=True):
+            y = m.first(x)
+            found[name] = [m.second(y), norm(y)]
+        return found
 
     model = Of(between, first=nn.Conv2d(4, 8, 3), second=nn.Conv2d(8, 4, 3))
     compiled = compile_in(place, model)
-    for x in (image(batch=1), image(batch=1)):
-        hold(compiled, model, x)
-    assert count(compiled, place) == 2
+    for _ in range(2):
+        hold(compiled, model, *(image(batch=1) for _ in NORMED))
+    assert count(compiled, place) == 2 * len(NORMED)
     assert_ran_as_planned(compiled, level_of(place))
 
 

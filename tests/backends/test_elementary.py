@@ -61,32 +61,44 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("function, units", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_nothing_is_lost_near_zero(
-    function: Callable[[Tensor], Tensor], units: float, dtype: torch.dtype
-) -> None:
-    compiled, x = compile_at("O2", lambda x: function(x) * 1.0), everywhere().to(dtype)
-    got, own, exact = compiled(x), function(x), function(x.double())
-    strange = ~own.isfinite()
-    torch.testing.assert_close(got[strange], own[strange], equal_nan=True)
-    known = ~strange & exact.isfinite() & (exact.abs() > 1e-37)
-    error = (got.double() - exact).abs() / exact.abs() / torch.finfo(dtype).eps
-    assert error[known].max() < units
+def test_nothing_is_lost_near_zero(dtype: torch.dtype) -> None:
+    """Of all functions, each in a loop of its own."""
+
+    def each(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: FUNCTIONS[name][0](x) * 1.0 for name, x in given.items()}
+
+    compiled = compile_at("O2", each)
+    results = compiled({name: everywhere().to(dtype) for name in FUNCTIONS})
+    x = everywhere().to(dtype)
+    for name, (function, units) in FUNCTIONS.items():
+        got, own, exact = results[name], function(x), function(x.double())
+        strange = ~own.isfinite()
+        torch.testing.assert_close({name: got[strange]}, {name: own[strange]}, equal_nan=True)
+        known = ~strange & exact.isfinite() & (exact.abs() > 1e-37)
+        error = (got.double() - exact).abs() / exact.abs() / torch.finfo(dtype).eps
+        assert error[known].max() < units, name
     assert_ran_as_planned(compiled, "O2")
 
 
+STEPS: tuple[Any, ...] = (0.1, -0.1, 6.283185307179586, 3, -7.5, 0, INF, "many")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("step", [0.1, -0.1, 6.283185307179586, 3, -7.5, 0, INF, "many"], ids=str)
-def test_remainders_and_whole_steps_are_eagers(step: Any, dtype: torch.dtype) -> None:
-    def function(x: Tensor, step: Any) -> list[Tensor]:
+def test_remainders_and_whole_steps_are_eagers(dtype: torch.dtype) -> None:
+    """Of all steps, each in a loop of its own."""
+
+    def stepped(x: Tensor, step: Any) -> list[Tensor]:
         return [torch.remainder(x, step), x // step, torch.div(x, step, rounding_mode="floor")]
+
+    def function(given: dict[str, tuple[Tensor, Any]]) -> dict[str, list[Tensor]]:
+        return {name: stepped(x, step) for name, (x, step) in given.items()}
 
     whole, odd = torch.arange(5000.0), torch.tensor([0.0, -0.0, INF, -INF, NAN])
     x = torch.cat([torch.randn(5000) * 10, whole, torch.rand(2000) * 1e9 - 5e8, odd]).to(dtype)
-    steps = torch.randn_like(x) * 5 if step == "many" else step
+    many = torch.randn_like(x) * 5
+    given = {f"{step}": (x.clone(), many if step == "many" else step) for step in STEPS}
     compiled = compile_at("O2", function, dynamic=False)
-    for got, own in zip(compiled(x, steps), function(x, steps), strict=True):
-        torch.testing.assert_close(got, own, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(compiled(given), function(given), rtol=0, atol=0, equal_nan=True)
     assert_ran_as_planned(compiled, "O2")
 
 

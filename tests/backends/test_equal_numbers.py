@@ -74,13 +74,18 @@ def test_in_the_graph(name: str) -> None:
     assert multiplied({**EQUAL, **OTHERS}[name]) is (name in EQUAL)
 
 
-@pytest.mark.parametrize("name", [*EQUAL, *OTHERS])
-def test_the_numbers(name: str) -> None:
-    torch.manual_seed(0)
-    function = {**EQUAL, **OTHERS}[name]
-    model = Of(lambda self, x, y: function(x, y))
+def test_the_numbers() -> None:
+    """All in one graph, each of numbers of its own."""
+    functions = {**EQUAL, **OTHERS}
+
+    def each(self: Any, *given: Tensor) -> dict[str, Tensor]:
+        pairs = zip(functions.values(), given[::2], given[1::2], strict=True)
+        return {name: one(x, y) for name, (one, x, y) in zip(functions, pairs, strict=True)}
+
+    model = Of(each)
     compiled = compile_at("O2", model)
-    hold(compiled, model, torch.randn(6, 5), torch.randn(6, 300, 5))
+    given = [torch.randn(size) for _ in functions for size in ((6, 5), (6, 300, 5))]
+    hold(compiled, model, *given)
     assert_ran_as_planned(compiled, "O2")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -120,6 +120,18 @@ def regions(compiled: Any) -> dict[str, tuple[int, int]]:
     }
 
 
+class Beside(nn.Module):
+    """Models that have nothing to do with each other, each with an image of its own."""
+
+    def __init__(self, models: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.names, self.models = [*models], nn.ModuleList(models.values())
+
+    def forward(self, *images: Tensor) -> dict[str, Tensor]:
+        each = zip(self.names, self.models, images, strict=True)
+        return {name: model(x) for name, model, x in each}
+
+
 def assert_merged(compiled: Any, merges: int, convolutions: int, runs: int) -> None:
     assert not fallbacks_of(compiled), fallbacks_of(compiled)
     found = regions(compiled)
@@ -128,34 +140,40 @@ def assert_merged(compiled: Any, merges: int, convolutions: int, runs: int) -> N
     assert ("from_weights" in found) == bool(merges), found
 
 
-def held(level: str, model: nn.Module, x: Tensor, merges: int, convolutions: int) -> Any:
+def held(level: str, model: nn.Module, given: Sequence[Tensor], merges: int, left: int) -> Any:
     """Numbers by the contract, twice, and what was reported."""
     with torch.no_grad():
         compiled = compile_at(level, model)
         for _ in range(2):
-            eager, reference = model(x.clone()), in_double(model, x)
-            assert_contract(compiled(x.clone()), eager, reference, f"{level}")
-    assert_merged(compiled, merges, convolutions, 2)
+            eager, reference = model(*copies(given)), in_double(model, *given)
+            assert_contract(compiled(*copies(given)), eager, reference, f"{level}")
+    assert_merged(compiled, merges, left, 2)
     return compiled
 
 
+def copies(given: Sequence[Tensor]) -> list[Tensor]:
+    return [x.clone() for x in given]
+
+
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("groups", [1, WIDTH])
-@pytest.mark.parametrize("name", CASES)
-def test_numbers_and_report(name: str, groups: int) -> None:
-    function, merges, convolutions = CASES[name]
-    model = used(Branches(function, groups), images())
-    held("O2", model, images(), merges, convolutions)
+def test_numbers_and_report(groups: int, part: int) -> None:
+    """Several in one graph, counted together; the next test counts in each of them alone."""
+    cases = {name: CASES[name] for name in [*CASES][part::3]}
+    models = {name: used(Branches(case[0], groups), images()) for name, case in cases.items()}
+    merges, left = (sum(case[i] for case in cases.values()) for i in (1, 2))
+    held("O2", Beside(models), [images() for _ in models], merges, left)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_library_calls_of_few_groups(name: str) -> None:
     function, merges, convolutions = CASES[name]
-    held("O1", used(Branches(function, 4), images()), images(), merges, convolutions)
+    held("O1", used(Branches(function, 4), images()), [images()], merges, convolutions)
 
 
 def test_the_report_says_in_place_of_what() -> None:
     model = used(Branches(CASES["RepVGG"][0]), images())
-    compiled = held("O2", model, torch.randn(1, WIDTH, 8, 8), 1, 1)
+    compiled = held("O2", model, [torch.randn(1, WIDTH, 8, 8)], 1, 1)
     (graph,) = graph_reports(compiled)
     (row,) = (row for row in graph.as_dict()["regions"] if row["region"] == "branches")
     assert row["detail"] == "in place of conv2d x2, batch_norm x3"
@@ -165,7 +183,7 @@ def test_the_report_says_in_place_of_what() -> None:
 def test_paddings(padding: Any) -> None:
     layers = [nn.Conv2d(8, 12, (3, 5), padding=padding) for _ in range(2)]
     model = Of(lambda m, x: m.one(x) + m.two(x), one=layers[0], two=layers[1])
-    held("O2", model, torch.randn(1, 8, 9, 9), 1, 1)
+    held("O2", model, [torch.randn(1, 8, 9, 9)], 1, 1)
 
 
 @pytest.mark.parametrize("dims", [1, 3])
@@ -189,7 +207,7 @@ def test_lines_and_volumes(dims: int) -> None:
 
 def test_strided_kernels_without_the_image() -> None:
     model = used(Branches(lambda m, x: m.three(x) + m.one(x) + m.five(x), stride=2), images())
-    held("O2", model, torch.randn(2, WIDTH, 9, 12), 1, 1)
+    held("O2", model, [torch.randn(2, WIDTH, 9, 12)], 1, 1)
 
 
 def test_sizes_that_change() -> None:
@@ -219,7 +237,7 @@ def test_numbers_that_change_too() -> None:
 def test_channels_last() -> None:
     model = used(Branches(CASES["RepVGG"][0]), images()).to(memory_format=torch.channels_last)
     x = images().to(memory_format=torch.channels_last)
-    compiled = held("O2", model, x, 1, 1)
+    compiled = held("O2", model, [x], 1, 1)
     with torch.no_grad():
         assert compiled(x).stride() == model(x).stride()
 
@@ -260,7 +278,7 @@ def test_updates_show(update: Callable[[nn.Module], None], level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_training_keeps_its_branches(level: str) -> None:
-    model = used(Branches(CASES["RepVGG"][0]), images()).train()
+    model = used(Branches(CASES["weighed"][0]), images()).train()
     again, x = copy.deepcopy(model), images()
     compiled = compile_at(level, model)
     compiled(x).sum().backward()
@@ -329,18 +347,20 @@ def a_view_of_it(m: Branches, x: Tensor) -> Tensor:
     return (m.three(x) + m.one(x)[:, :1]) * 2
 
 
-APART: dict[str, Callable[..., Tensor]] = {
+WRITTEN: dict[str, Callable[..., Tensor]] = {
     "the image is written between them": written_between,
     "another term is written between them": other_term_written_between,
-    "one is read elsewhere": read_twice,
     "a sum into the image": into_the_image,
-    "a sum that is broadcast": a_view_of_it,
     "sums into what is read elsewhere": into_the_image_twice,
+    "written by one call for several": written_by_foreach,
+    "a sum into what is given": into_an_output,
+}
+APART: dict[str, Callable[..., Tensor]] = {
+    "one is read elsewhere": read_twice,
+    "a sum that is broadcast": a_view_of_it,
     "a sum with a factor of its own": lambda m, x: (
         m.three(x) + torch.add(m.one(x), m.other(x), alpha=2)
     ),
-    "written by one call for several": written_by_foreach,
-    "a sum into what is given": into_an_output,
     "somebody's own function of that name": lambda m, x: add(m.three(x), m.one(x)),
     "a residual": lambda m, x: m.three(x) + x,
     "an activation between": lambda m, x: m.three(x) + m.one(x).relu(),
@@ -355,14 +375,25 @@ APART: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", APART)
-def test_branches_that_stay_apart(name: str) -> None:
-    model = used(Branches(APART[name]), images())
+@pytest.mark.parametrize("name", WRITTEN)
+def test_branches_stay_apart_where_something_is_written(name: str) -> None:
+    model, x = used(Branches(WRITTEN[name]), images()), images()
     with torch.no_grad():
-        x = images()
         compiled = compile_at("O2", model)
         assert_contract(compiled(x), model(x), in_double(model, x), name)
     assert "branches" not in regions(compiled)
+    assert not fallbacks_of(compiled)
+
+
+def test_branches_that_stay_apart() -> None:
+    """Beside a sum that is merged: nothing else keeps these from it."""
+    functions = {**APART, "merged": CASES["two"][0]}
+    model = Beside({name: used(Branches(one), images()) for name, one in functions.items()})
+    given = [images() for _ in functions]
+    with torch.no_grad():
+        compiled = compile_at("O2", model)
+        assert_contract(compiled(*given), model(*given), in_double(model, *given), "apart")
+    assert regions(compiled)["branches"] == (1, 1), graph_reports(compiled)
     assert not fallbacks_of(compiled)
 
 
@@ -441,4 +472,4 @@ def test_a_write_elsewhere_does_not_hinder() -> None:
         other = torch.sin(x).mul_(2)
         return (first + m.one(x)) * other
 
-    held("O2", used(Branches(function), images()), torch.randn(2, WIDTH, 8, 8), 1, 1)
+    held("O2", used(Branches(function), images()), [torch.randn(2, WIDTH, 8, 8)], 1, 1)

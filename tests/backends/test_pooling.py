@@ -64,23 +64,26 @@ def test_a_window_beyond_the_padding_ends_there() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", CASES)
-def test_outputs_and_gradients(name: str, training: bool) -> None:
-    pool, sizes = CASES[name]
+def test_outputs_and_gradients(training: bool) -> None:
+    """All in one graph, each of an image of its own."""
 
-    def function(x: Tensor) -> Tensor:
-        return pool(x * 2).tanh()
+    def function(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: CASES[name][0](x * 2).tanh() for name, x in given.items()}
 
-    x = torch.randn(2, 3, *sizes, requires_grad=training)
-    again = x.detach().clone().requires_grad_(training)
+    images = {
+        name: torch.randn(2, 3, *sizes, requires_grad=training)
+        for name, (_, sizes) in CASES.items()
+    }
+    again = {name: x.detach().clone().requires_grad_(training) for name, x in images.items()}
     with size_limits_lifted(), torch.set_grad_enabled(training):
         compiled = compile_at("O2", function)
-        out, expected = compiled(x), function(again)
+        out, expected = compiled(images), function(again)
     torch.testing.assert_close(out, expected)
     if training:
-        out.sum().backward()
-        expected.sum().backward()
-        torch.testing.assert_close(x.grad, again.grad)
+        for found in (out, expected):
+            sum(y.sum() for y in found.values()).backward()
+        for name, x in images.items():
+            torch.testing.assert_close({name: x.grad}, {name: again[name].grad})
     assert_ran_as_planned(compiled, "O2")
     assert whole_graphs_by(compiled) == {"inductor"}
 

@@ -97,15 +97,24 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_compiled(name: str) -> None:
-    function, make = CASES[name]
-    x = make()
+def in_double(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.double() for name, x in given.items()}
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_compiled(part: int) -> None:
+    """Many in one graph, each of an image of its own: most of the time goes into single graphs."""
+    given = {name: CASES[name][1]() for name in [*CASES][part::3]}
+
+    def function(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: CASES[name][0](x) for name, x in given.items()}
+
     compiled = compile_at("O2", function)
     with torch.no_grad():
-        got, own = compiled(x), function(x)
-        assert_contract(got, own, function(x.double()), name)
-    assert got.stride() == own.stride()
+        got, own = compiled(given), function(given)
+        assert_contract(got, own, function(in_double(given)), "sums")
+    strides = [{name: x.stride() for name, x in found.items()} for found in (got, own)]
+    assert strides[0] == strides[1]
     assert whole_graphs_by(compiled) == {"inductor"}
 
 
@@ -157,32 +166,36 @@ def test_a_norm_of_numbers_that_lie_apart() -> None:
     assert whole_graphs_by(compiled) == {"inductor"}
 
 
-@pytest.mark.parametrize("numbers", [100, 768, 4096])
 @pytest.mark.parametrize("mean", [0, 100])
-def test_rows_of_a_norm(numbers: int, mean: int) -> None:
-    def norm(x: Tensor) -> Tensor:
-        return functional.layer_norm(x * 2, (numbers,))
+def test_rows_of_a_norm(mean: int) -> None:
+    def norms(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: functional.layer_norm(x * 2, x.shape[-1:]) for name, x in given.items()}
 
-    x, compiled = torch.randn(8, numbers) + mean, compile_at("O2", norm)
+    given = {f"{numbers}": torch.randn(8, numbers) + mean for numbers in (100, 768, 4096)}
+    compiled = compile_at("O2", norms)
     with torch.no_grad():
-        assert_contract(compiled(x), norm(x), norm(x.double()), f"{numbers} around {mean}")
+        assert_contract(compiled(given), norms(given), norms(in_double(given)), f"around {mean}")
     assert whole_graphs_by(compiled) == {"inductor"}
 
 
-@pytest.mark.parametrize("numbers", [7, 100, 768, 1024, 1500])
 @pytest.mark.parametrize("keepdim", [False, True])
-def test_rows_that_are_the_same_everywhere(numbers: int, keepdim: bool) -> None:
+def test_rows_that_are_the_same_everywhere(keepdim: bool) -> None:
     def moments_too(x: Tensor) -> list[Tensor]:
         var, mean = torch.var_mean(x, -1, correction=0, keepdim=keepdim)
-        return [functional.layer_norm(x, (numbers,)) * 1.5, var * 1.5, mean * 1.5]
+        return [functional.layer_norm(x, x.shape[-1:]) * 1.5, var * 1.5, mean * 1.5]
+
+    def of_each(given: list[Tensor]) -> list[list[Tensor]]:
+        return [moments_too(x) for x in given]
 
     values = torch.tensor([0.1, 12345.67, 3e4, -7.3, 1e10, 0.0])
-    x, compiled = values[:, None].expand(-1, numbers).contiguous(), compile_at("O2", moments_too)
+    given = [values[:, None].expand(-1, n).contiguous() for n in (7, 100, 768, 1024, 1500)]
+    compiled = compile_at("O2", of_each)
     with torch.no_grad():
-        normed, var, mean = compiled(x)
-        assert normed.eq(0).all()
-        assert var.le(1e-12 * values.square().reshape_as(var)).all()
-        torch.testing.assert_close(mean, moments_too(x)[2], rtol=1e-7, atol=0)
+        found = compiled(given)
+        for x, (normed, var, mean) in zip(given, found, strict=True):
+            assert normed.eq(0).all(), x.shape
+            assert var.le(1e-12 * values.square().reshape_as(var)).all(), x.shape
+            torch.testing.assert_close(mean, moments_too(x)[2], rtol=1e-7, atol=0)
     assert whole_graphs_by(compiled) == {"inductor"}
 
 
@@ -230,29 +243,39 @@ def test_counts_that_change() -> None:
     assert len(graph_reports(compiled)) <= 2
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("factor", [1.0, 1e33])
-def test_equal_numbers_do_not_vary(dim: int, factor: float) -> None:
+def test_equal_numbers_do_not_vary() -> None:
     """Whoever divides by a deviation asks whether it is 0."""
-    x = torch.rand(1, 24).mul(factor).expand(3001, 24).movedim(0, dim).contiguous()
-    assert not compile_at("O2", lambda x: (x * 2).std(dim))(x).any()
+
+    def deviations(given: dict[tuple[int, float], Tensor]) -> dict[tuple[int, float], Tensor]:
+        return {(dim, factor): (x * 2).std(dim) for (dim, factor), x in given.items()}
+
+    given = {
+        (dim, factor): torch.rand(1, 24).mul(factor).expand(3001, 24).movedim(0, dim).contiguous()
+        for dim in (0, 1)
+        for factor in (1.0, 1e33)
+    }
+    varying = [case for case, found in compile_at("O2", deviations)(given).items() if found.any()]
+    assert not varying
 
 
-@pytest.mark.parametrize("name", ["mean", "sum", "std"])
+LOSSES = ("mean", "sum", "std")
+
+
 @pytest.mark.parametrize("first", [3, 3000])
 @pytest.mark.parametrize("sizes", [(20,), (7, 300), (4, 16, 18)])
-def test_losses_over_batches_that_change(sizes: tuple[int, ...], first: int, name: str) -> None:
+def test_losses_over_batches_that_change(sizes: tuple[int, ...], first: int) -> None:
     """What is counted is summed up by generated code, many batches by torch's kernel; neither is
     compiled anew."""
 
-    def loss(x: Tensor) -> Tensor:
-        return getattr((x * 2).square(), name)()
+    def losses(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: getattr((x * 2).square(), name)() for name, x in given.items()}
 
-    compiled = compile_at("O2", loss)
+    compiled = compile_at("O2", losses)
     for count in (first, first + 1, 4 * first):
-        x = torch.rand(count, *sizes)
-        torch._dynamo.mark_dynamic(x, 0)
-        assert_contract(compiled(x), loss(x), loss(x.double()), f"{count}")
+        given = {name: torch.rand(count, *sizes) for name in LOSSES}
+        for x in given.values():
+            torch._dynamo.mark_dynamic(x, 0)
+        assert_contract(compiled(given), losses(given), losses(in_double(given)), f"{count}")
     (graph,) = graph_reports(compiled)
     assert graph.provider == "inductor"
 

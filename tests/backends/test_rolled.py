@@ -53,19 +53,20 @@ DTYPES = (
 
 @pytest.mark.parametrize("name", MOVES)
 def test_every_bit_is_eagers(name: str) -> None:
-    function = MOVES[name]
-    for dtype in DTYPES:
-        for x in (
-            torch.randint(0, 2, (40, 70)).to(dtype),
-            torch.randint(0, 2, (70, 40)).to(dtype).T,
-        ):
-            torch._dynamo.reset()
-            compiled = compile_at("O2", function)
-            with torch.no_grad():
-                got, own = compiled(x), function(x)
-            assert got.dtype == own.dtype
-            assert torch.equal(got, own), dtype
-            assert_ran_as_planned(compiled, "O2")
+    """Of every dtype, in rows and across them, each in a part of one graph of its own."""
+
+    def moved(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {kind: MOVES[name](x) for kind, x in given.items()}
+
+    given = {f"{dtype}": torch.randint(0, 2, (40, 70)).to(dtype) for dtype in DTYPES}
+    given |= {f"{dtype}, across": torch.randint(0, 2, (70, 40)).to(dtype).T for dtype in DTYPES}
+    compiled = compile_at("O2", moved)
+    with torch.no_grad():
+        got, own = compiled(given), moved(given)
+    for kind in given:
+        assert got[kind].dtype == own[kind].dtype, kind
+        assert torch.equal(got[kind], own[kind]), kind
+    assert_ran_as_planned(compiled, "O2")
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

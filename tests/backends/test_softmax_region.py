@@ -62,29 +62,37 @@ LEFT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
+def of_each(functions: dict[str, Any]) -> Of:
+    """All in one graph, each of numbers of its own."""
+
+    def each(self: Any, *given: Tensor) -> dict[str, Any]:
+        return {name: functions[name](x) for name, x in zip(functions, given, strict=True)}
+
+    return Of(each)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_taken(name: str, dynamic: bool) -> None:
-    torch.manual_seed(0)
-    model = Of(lambda self, x: TAKEN[name](x))
+def test_taken(dynamic: bool) -> None:
+    model = of_each(TAKEN)
     compiled = compile_at("O2", model, dynamic=dynamic)
-    hold(compiled, model, torch.randn(3, 40, 40))
-    times = 1
+    sizes = [(3, 40, 40), (2, 50, 50)] if dynamic else [(3, 40, 40)]
+    for size in sizes:
+        hold(compiled, model, *(torch.randn(size) for _ in TAKEN))
+    count, times = len(TAKEN), len(sizes)
     if dynamic:
-        hold(compiled, model, torch.randn(2, 50, 50))
-        times = 2
-    attention = name == "between products" and not dynamic
-    region = ("attention", "mha") if attention else ("softmax", "openmp")
-    assert_regions(compiled, (*region, 1, times))
+        assert_regions(compiled, ("softmax", "openmp", count, count * times))
+    else:  # what is between products is attention
+        assert_regions(
+            compiled, ("attention", "mha", 1, 1), ("softmax", "openmp", count - 1, count - 1)
+        )
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_left(name: str) -> None:
-    torch.manual_seed(0)
-    model = Of(lambda self, x: LEFT[name](x))
+def test_left() -> None:
+    """Beside one that is taken."""
+    model = of_each({**LEFT, "taken": TAKEN["softmax"]})
     compiled = compile_at("O2", model)
-    hold(compiled, model, torch.randn(3, 20, 20))
-    assert_regions(compiled)
+    hold(compiled, model, *(torch.randn(3, 20, 20) for _ in (*LEFT, "taken")))
+    assert_regions(compiled, ("softmax", "openmp", 1, 1))
 
 
 def test_half_precision_is_left() -> None:

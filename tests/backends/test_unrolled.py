@@ -33,6 +33,7 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "share": lambda x: x / (x.abs().sum(-1, keepdim=True) + 1),
     "distance": lambda x: x - x.amax(-1, keepdim=True),
 }
+FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -42,34 +43,33 @@ def numbers(count: int, dtype: torch.dtype) -> Tensor:
     return torch.randint(0, high, (300, count)).to(dtype)
 
 
+def of_each(kind: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """Rows of every length and dtype in one graph, each in a loop of its own."""
+    return lambda given: {case: KINDS[kind](x) for case, x in given.items()}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_numbers_of_short_rows(kind: str) -> None:
-    function = KINDS[kind]
-    for dtype in WHOLE:
-        for count in (7, 8, 13, 32, 33, 100, 130):
-            torch._dynamo.reset()
-            x = numbers(count, dtype)
-            compiled = compile_at("O2", function)
-            with torch.no_grad():
-                got, own = compiled(x), function(x)
-            assert got.dtype == own.dtype
-            torch.testing.assert_close(
-                got, own, msg=lambda text, c=count, d=dtype: f"{c} {d} {text}"
-            )
-            assert_ran_as_planned(compiled, "O2")
+    counts = (7, 8, 13, 32, 33, 100, 130)
+    given = {f"{n} {dtype}": numbers(n, dtype) for dtype in WHOLE for n in counts}
+    function, compiled = of_each(kind), compile_at("O2", of_each(kind))
+    with torch.no_grad():
+        got, own = compiled(given), function(given)
+    for case in given:
+        assert got[case].dtype == own[case].dtype, case
+        torch.testing.assert_close(got[case], own[case], msg=lambda text, c=case: f"{c} {text}")
+    assert_ran_as_planned(compiled, "O2")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_floats_of_short_rows(kind: str, dtype: torch.dtype) -> None:
-    function = KINDS[kind]
-    for count in (7, 8, 9, 32, 33):
-        torch._dynamo.reset()
-        x = numbers(count, dtype)
-        compiled = compile_at("O2", function)
-        with torch.no_grad():
-            assert_contract(compiled(x), function(x), function(x.double()), f"{kind} {count}")
-        assert_ran_as_planned(compiled, "O2")
+def test_floats_of_short_rows(kind: str) -> None:
+    counts = (7, 8, 9, 32, 33)
+    given = {f"{n} {dtype}": numbers(n, dtype) for dtype in FLOATS for n in counts}
+    wide = {case: x.double() for case, x in given.items()}
+    function, compiled = of_each(kind), compile_at("O2", of_each(kind))
+    with torch.no_grad():
+        assert_contract(compiled(given), function(given), function(wide), kind)
+    assert_ran_as_planned(compiled, "O2")
 
 
 def test_what_is_not_a_number_is_the_greatest() -> None:

@@ -16,6 +16,7 @@ from tests.support.regions import no_cached_graphs
 from tests.support.reports import assert_ran_as_planned
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+Tables = dict[str, Tensor]
 
 
 def masked_mean(table: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -51,27 +52,40 @@ def given(width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
     return torch.randn(50, width, dtype=dtype), torch.randint(0, 50, (40, 15)), torch.rand(40, 15)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_each_row_is_read_along(name: str, dtype: torch.dtype) -> None:
-    function, (table, *rest) = FUNCTIONS[name], given(72, dtype)
-    compiled = compile_at("O2", function)
+def test_each_row_is_read_along(name: str) -> None:
+    """Tables of every dtype, side by side in one graph."""
+
+    def of_each(tables: Tables, places: Tensor, weights: Tensor) -> Tables:
+        return {kind: FUNCTIONS[name](one, places, weights) for kind, one in tables.items()}
+
+    tables = {f"{dtype}": torch.randn(50, 72, dtype=dtype) for dtype in DTYPES}
+    (_, *rest), compiled = given(72), compile_at("O2", of_each)
+    wide = {kind: table.double() for kind, table in tables.items()}
     with torch.no_grad():
-        got, (code,) = run_and_get_code(compiled, table, *rest)
-        assert_contract(got, function(table, *rest), function(table.double(), *rest), str(dtype))
+        got, (code,) = run_and_get_code(compiled, tables, *rest)
+        assert_contract(got, of_each(tables, *rest), of_each(wide, *rest), name)
     assert "_inner" not in code, "numbers of a vector, one by one"
     assert_ran_as_planned(compiled, "O2")
 
 
+def each(tables: Tables, places: Tensor, weights: Tensor) -> Tables:
+    """All functions in one graph, each of a table of its own."""
+    return {name: FUNCTIONS[name](table, places, weights) for name, table in tables.items()}
+
+
 @pytest.mark.parametrize("width", [1, 3, 8, 16, 17, 33])
 def test_rows_of_any_width(width: int) -> None:
-    table, places, weights = given(width)
-    for function in FUNCTIONS.values():
-        compiled = compile_at("O2", function)
-        with torch.no_grad():
-            got, own = (one(table, places, weights) for one in (compiled, function))
-            assert_contract(got, own, function(table.double(), places, weights), "torch.float32")
-        assert_ran_as_planned(compiled, "O2")
+    tables = {name: torch.randn(50, width) for name in FUNCTIONS}
+    (_, *rest), compiled = given(width), compile_at("O2", each)
+    wide = {name: table.double() for name, table in tables.items()}
+    with torch.no_grad():
+        got, own = compiled(tables, *rest), each(tables, *rest)
+        assert_contract(got, own, each(wide, *rest), f"{width}")
+    assert_ran_as_planned(compiled, "O2")
 
 
 def test_the_greatest_of_rows_and_its_place() -> None:
@@ -111,12 +125,14 @@ def test_a_result_that_is_stored_twice(dtype: torch.dtype) -> None:
 
 
 def test_gradients_of_rows_that_are_looked_up() -> None:
-    table, places, weights = given(40)
-    table.requires_grad_()
-    for function in FUNCTIONS.values():
-        compiled = compile_at("O2", function)
-        (got,) = torch.autograd.grad(compiled(table, places, weights).square().sum(), table)
-        (own,) = torch.autograd.grad(function(table, places, weights).square().sum(), table)
-        double = table.detach().double().requires_grad_()
-        (exact,) = torch.autograd.grad(function(double, places, weights).square().sum(), double)
-        assert_contract(got, own, exact, "torch.float32")
+    (_, *rest), tables = given(40), {name: torch.randn(50, 40) for name in FUNCTIONS}
+
+    def gradients(call: Callable[..., Tables], dtype: torch.dtype) -> Tables:
+        leaves = {name: one.to(dtype, copy=True).requires_grad_() for name, one in tables.items()}
+        found = call(leaves, *rest)
+        torch.autograd.backward([one.square().sum() for one in found.values()])
+        return {name: leaf.grad for name, leaf in leaves.items()}
+
+    got = gradients(compile_at("O2", each), torch.float32)
+    own, exact = gradients(each, torch.float32), gradients(each, torch.float64)
+    assert_contract(got, own, exact, "gradients")
