@@ -1,4 +1,4 @@
-"""A fixture that test files of Apple's GPUs share."""
+"""Fixtures that test files share: of our C++ kernels, and of Apple's GPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ import pytest
 
 from lowering import observing
 from tests.support.mps_plans import Heard, Regions, on_shaders
+from tests.support.regions import kernels
+
+
+@pytest.fixture
+def our_kernels() -> None:
+    """They are there. To ask for them while tests are collected would build them once more, in a
+    cache that no run of tests has."""
+    kernels()
 
 
 @pytest.fixture(params=["meaning", "shaders"])

@@ -10,6 +10,7 @@ import pytest
 from lowering import cut_short
 from lowering.native import library
 from tests.conftest import Python
+from tests.support.regions import kernels
 
 _SCRIPT = """
 import json
@@ -28,6 +29,7 @@ print(json.dumps([close, [len(g.fallbacks) for g in graphs], [g.provider for g i
 
 @pytest.fixture
 def library_file(tmp_path: Path) -> Path:
+    kernels()
     whole = Path(library.probe().details["library"]).read_bytes()
     if not whole.startswith(b"\x7fELF"):
         pytest.skip("libraries are ELF files on Linux only")

@@ -672,7 +672,7 @@ def swin() -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import SwinConfig, SwinModel
 
     config = SwinConfig(
-        image_size=56, embed_dim=32, depths=[1, 1], num_heads=[2, 4], initializer_range=0.15
+        image_size=56, embed_dim=32, depths=[2, 1], num_heads=[2, 4], initializer_range=0.15
     )
     return SwinModel(config), {"pixel_values": torch.randn(1, 3, 56, 56)}
 
@@ -710,7 +710,7 @@ def wav2vec2() -> tuple[nn.Module, dict[str, Tensor]]:
 
 WHOLE: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Tensor]]], int]] = {
     "deberta": (deberta, 2),
-    "swin": (swin, 2),
+    "swin": (swin, 3),
     "bit": (bit, 4),
     "wav2vec2": (wav2vec2, 1),
 }

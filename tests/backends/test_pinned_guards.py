@@ -21,9 +21,7 @@ from lowering.native import library
 from tests.support.compiling import compile_at
 from tests.support.reports import graph_reports as graphs
 
-pytestmark = pytest.mark.skipif(
-    not library.probe().available, reason="the kernels cannot be built here"
-)
+pytestmark = pytest.mark.usefixtures("our_kernels")
 
 
 class Sizes:

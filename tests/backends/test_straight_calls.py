@@ -21,9 +21,7 @@ from lowering.native import library
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.regions import assert_regions, compile_in, hold
 
-pytestmark = pytest.mark.skipif(
-    not library.probe().available, reason="the kernels cannot be built here"
-)
+pytestmark = pytest.mark.usefixtures("our_kernels")
 
 NAME = "kernel_dispatch::openmp_linear"
 

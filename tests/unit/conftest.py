@@ -31,7 +31,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable that changes what a command does or how it looks."""
+    """No variable that changes what a command does or how it looks. Those of the test run stay:
+    without them a command would build the kernels anew, in the user's own cache."""
+    of_the_run = ("UNIFIED_CACHE_DIR", "UNIFIED_CALIBRATION")
     for name in [*os.environ]:
-        if name.startswith("UNIFIED_") or name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        changes = name.startswith("UNIFIED_") and name not in of_the_run
+        if changes or name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
             monkeypatch.delenv(name)
