@@ -18,6 +18,7 @@ from torch.nn.utils import parametrizations
 import kernel_dispatch
 from lowering import from_weights
 from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.modules import Beside
 from tests.support.regions import no_cached_graphs
 from tests.support.reports import assert_ran_as_planned, fallbacks_of, graph_reports
 
@@ -404,19 +405,7 @@ def test_what_stays(level: str, name: str) -> None:
 def test_what_stays_beside_other_values() -> None:
     models = {name: Holding(made) for name, made in LEFT.items() if name not in WRITING}
     inputs = [rows() for _ in models]
-    assert_stays("O2", Each(models), inputs, sum(NOT_LEFT.values()))
-
-
-class Each(nn.Module):
-    """Models that have nothing to do with each other, each with an input of its own."""
-
-    def __init__(self, models: dict[str, nn.Module]) -> None:
-        super().__init__()
-        self.names, self.models = [*models], nn.ModuleList(models.values())
-
-    def forward(self, *inputs: Tensor) -> dict[str, Any]:
-        each = zip(self.names, self.models, inputs, strict=True)
-        return {name: model(x) for name, model, x in each}
+    assert_stays("O2", Beside(models), inputs, sum(NOT_LEFT.values()))
 
 
 def assert_stays(level: str, model: nn.Module, inputs: list[Tensor], count: int) -> None:

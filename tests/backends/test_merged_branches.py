@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.compiling import compile_at, every_row_applies
-from tests.support.modules import Of, in_double, used
+from tests.support.modules import Beside, Of, in_double, used
 from tests.support.numerics import assert_contract
 from tests.support.regions import no_cached_graphs
 from tests.support.reports import fallbacks_of, graph_reports
@@ -118,18 +118,6 @@ def regions(compiled: Any) -> dict[str, tuple[int, int]]:
         for graph in graph_reports(compiled)
         for row in graph.as_dict()["regions"]
     }
-
-
-class Beside(nn.Module):
-    """Models that have nothing to do with each other, each with an image of its own."""
-
-    def __init__(self, models: dict[str, nn.Module]) -> None:
-        super().__init__()
-        self.names, self.models = [*models], nn.ModuleList(models.values())
-
-    def forward(self, *images: Tensor) -> dict[str, Tensor]:
-        each = zip(self.names, self.models, images, strict=True)
-        return {name: model(x) for name, model, x in each}
 
 
 def assert_merged(compiled: Any, merges: int, convolutions: int, runs: int) -> None:

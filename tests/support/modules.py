@@ -27,6 +27,18 @@ class Of(nn.Module):
         return self.function(self, *args)
 
 
+class Beside(nn.Module):
+    """Models that have nothing to do with each other, each with an input of its own."""
+
+    def __init__(self, models: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.names, self.models = [*models], nn.ModuleList(models.values())
+
+    def forward(self, *inputs: torch.Tensor) -> dict[str, Any]:
+        each = zip(self.names, self.models, inputs, strict=True)
+        return {name: model(x) for name, model, x in each}
+
+
 def weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape) / max(shape[-1], 1) ** 0.5)
 
