@@ -131,7 +131,7 @@ class DirectLines {
     for (int64_t i = 0; i < count; i++) copy_row(to + i * channels_, from + i * s_.ldx, channels_);
   }
 
-  // Many groups have as many channels; in a loop of any length this took three times as long.
+  // Groups often have as many channels, for which a loop of any length is mostly beginning and end.
   void copy_vectors(float* to, const float* from, int64_t count) const {
     for (int64_t i = 0; i < count; i++) store(to + i * kLanes, load(from + i * s_.ldx));
   }
