@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kernel_dispatch.bench import comparing, contenders
+from kernel_dispatch.bench import session as sessions
 from kernel_dispatch.bench.results import Row, Run
 from kernel_dispatch.bench.session import Session, Wish
 from lowering.errors import SettingError
@@ -18,16 +21,29 @@ pytestmark = pytest.mark.slow
 _RIGGED = "tests.bench.rigged:"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_time_to_settle() -> Iterator[None]:
+    """Processes of one thread each have none that look for more work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "SETTLE_S", 0.0)
+        yield
+
+
 def measure(targets: Sequence[str], backends: Sequence[str], **more: Any) -> Run:
+    with session(targets, backends, **more) as opened:
+        return opened.run()
+
+
+def session(targets: Sequence[str], backends: Sequence[str], **more: Any) -> Session:
+    """So short that each row gets the fewest rounds there are, unless a test wants more."""
     levels = more.pop("levels", ["O2"])
     named = [name if name in ("inductor", "unified") else _RIGGED + name for name in backends]
     wish = Wish(
         targets=[_RIGGED + target for target in targets],
         contenders=contenders.chosen(named, levels),
-        **{"seconds_per_row": 0.2, "second_process": False, "threads": 1, **more},
+        **{"seconds_per_row": 0.01, "second_process": False, "threads": 1, **more},
     )
-    with Session(wish) as session:
-        return session.run()
+    return Session(wish)
 
 
 def row(run: Run, target: str, contender: str) -> Row:
@@ -39,9 +55,17 @@ def row(run: Run, target: str, contender: str) -> Row:
 
 
 @pytest.fixture(scope="module")
-def faults() -> Run:
+def hanging() -> Iterator[Future[Run]]:
+    """It does nothing but wait, so it does that beside the other runs."""
+    with ThreadPoolExecutor(1) as beside:
+        yield beside.submit(measure, ["mlp"], ["hanging"], timeout_s=30.0)
+
+
+@pytest.fixture(scope="module")
+def faults(hanging: Future[Run]) -> Run:
+    """With a second workload, for which the process that died has to be there again."""
     backends = "as_it_is one_percent_off wrong_after_a_while wrong_shape wrong_infinity dying"
-    return measure(["mlp"], [*backends.split(), "refusing", "noisy"])
+    return measure(["mlp", "dropout"], [*backends.split(), "refusing", "noisy", "noisi"])
 
 
 def test_a_good_row_has_everything(faults: Run) -> None:
@@ -95,10 +119,11 @@ def test_what_a_contender_prints_does_no_harm(faults: Run) -> None:
     assert row(faults, "mlp", "noisy").status == "ok"
 
 
-def test_a_dead_process_is_replaced_for_the_next_workload() -> None:
-    run = measure(["mlp", "dropout"], ["dying"])
-    assert [row(run, target, "dying").status for target in ("mlp", "dropout")] == ["failed"] * 2
-    assert [row(run, target, "eager").status for target in ("mlp", "dropout")] == ["ok"] * 2
+def test_a_dead_process_is_replaced_for_the_next_workload(faults: Run) -> None:
+    for target in ("mlp", "dropout"):
+        died = row(faults, target, "dying")
+        assert died.status == "failed" and "the process died of SIGSEGV" in died.reason
+        assert row(faults, target, "eager").status == "ok"
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +174,9 @@ def test_without_a_baseline_nothing_is_timed(odd_cases: Run) -> None:
     assert "EOFError" in row(odd_cases, "reading", "eager").reason
 
 
-def test_a_step_that_hangs_is_given_up() -> None:
-    found = row(measure(["mlp"], ["hanging"], timeout_s=20.0), "mlp", "hanging")
-    assert (found.status, found.reason) == ("failed", "starting: no answer within 20 s")
+def test_a_step_that_hangs_is_given_up(hanging: Future[Run]) -> None:
+    found = row(hanging.result(), "mlp", "hanging")
+    assert (found.status, found.reason) == ("failed", "starting: no answer within 30 s")
 
 
 def test_unified_tells_its_report_and_the_worth_of_its_cache() -> None:
@@ -176,25 +201,30 @@ def test_training_verifies_and_times_the_gradients() -> None:
 
 
 def test_a_slow_down_of_ten_percent_is_seen_and_noise_is_not() -> None:
-    before, again = (measure(["busy"], ["as_it_is"], seconds_per_row=1.0) for _ in range(2))
-    slower = measure(["busy"], ["a_tenth_slower"], seconds_per_row=1.0)
+    backends = ["as_it_is", "a_tenth_slower"]
+    with session(["busy"], backends, seconds_per_row=1.0) as opened:
+        before, again = opened.run(), opened.run()
     assert not comparing.compare(before, again, 0.05).failed
-    renamed = _under_the_name(slower, _RIGGED + "a_tenth_slower", _RIGGED + "as_it_is")
-    found = comparing.compare(before, renamed, 0.05)
+    names = [_RIGGED + name for name in backends]
+    found = comparing.compare(_without(before, names[1]), _in_place_of(again, *names), 0.05)
     assert [change.verdict for change in found.changes] == ["same", "slower"]
     assert found.changes[1].factor == pytest.approx(1.1, abs=0.04)
 
 
-def _under_the_name(run: Run, old: str, new: str) -> Run:
-    from dataclasses import replace
-
-    rows = [replace(one, contender=new) if one.contender == old else one for one in run.rows]
-    return replace(run, rows=tuple(rows))
+def _without(run: Run, contender: str) -> Run:
+    return replace(run, rows=tuple(one for one in run.rows if one.contender != contender))
 
 
-def test_a_target_that_is_not_there_is_one_error() -> None:
+def _in_place_of(run: Run, old: str, new: str) -> Run:
+    """As if the new one were what the old one has become."""
+    rows = _without(run, old).rows
+    renamed = (replace(one, contender=old) if one.contender == new else one for one in rows)
+    return replace(run, rows=tuple(renamed))
+
+
+def test_a_target_that_is_not_there_is_one_error(faults: Run) -> None:
     with pytest.raises(SettingError, match=r"rigged has no 'mpl'. Did you mean 'mlp'\?"):
         measure(["mpl"], ["as_it_is"])
     # A backend is looked up when it is needed: its row says so, and the others are not lost.
-    found = row(measure(["mlp"], ["noisi"]), "mlp", "noisi")
+    found = row(faults, "mlp", "noisi")
     assert found.status == "failed" and "Did you mean 'noisy'?" in found.reason
