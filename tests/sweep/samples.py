@@ -11,8 +11,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.testing._internal import common_methods_invocations
+from torch.testing._internal import common_methods_invocations, common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 from torch.utils import _pytree as pytree
 
 DTYPES = {
@@ -29,6 +30,12 @@ LEVELS = ("O0", "O1", "O2")
 # OpInfo wraps its random ops in a function that seeds; a graph breaks there and the op itself would
 # never reach the backend. The sweep seeds by itself, outside of what is compiled.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+
+# Before every op it looks through the whole stack for a test of unittest, which is never there, and
+# pytest's stack is deep: that took longer than all that is done with the samples.
+for _module in (common_utils, core):
+    if hasattr(_module, "extract_test_fn"):
+        _module.extract_test_fn = lambda: None
 
 # Values are whatever the memory held: only the form of the result can be compared.
 UNINITIALISED = frozenset(
