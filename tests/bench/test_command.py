@@ -124,7 +124,7 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_model_in_the_users_own_file(folder: Path) -> None:
-    options = ["--backends", "eager,unified", "--levels", "O0,O1", "--seconds", "0.2"]
+    options = ["--backends", "eager,unified", "--levels", "O0,O1", "--seconds", "0.01"]
     done = bench(folder, "examples.my_model:make", *options, "--json", "a.json", "--threads", "1")
     assert done.returncode == 0, done.stderr
     for name in ("eager", "unified-O0", "unified-O1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -101,8 +102,12 @@ def test_import_takes_less_than_50_ms(python: Python) -> None:
         "import time, torch; start = time.perf_counter(); import kernel_dispatch; "
         "print(time.perf_counter() - start)"
     )
-    best = min(float(python(script).stdout) for _ in range(5))
-    assert best < 0.050, f"{best * 1e3:.1f} ms"
+    best = math.inf
+    for _ in range(5):  # a busy machine is not the package's fault; one that is quick is enough
+        best = min(best, float(python(script).stdout))
+        if best < 0.050:
+            return
+    pytest.fail(f"{best * 1e3:.1f} ms")
 
 
 def test_loading_the_backend_does_not_load_what_it_works_with(python: Python) -> None:

@@ -1,6 +1,7 @@
 """Run by torchrun on every rank: one training or inference case, compiled against uncompiled.
 
-Exits non-zero with the reason when a number or a report is wrong. Usage: worker.py CASE LEVEL
+Each level starts from a fresh Dynamo. Exits non-zero with the reason when a number or a report is
+wrong. Usage: worker.py CASE LEVEL...
 """
 
 from __future__ import annotations
@@ -115,10 +116,20 @@ def same_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Te
 
 
 def main() -> None:
-    case, level = sys.argv[1:3]
+    case, *levels = sys.argv[1:]
     warnings.simplefilter("error", UnifiedWarning)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    for level in levels:
+        torch._dynamo.reset()
+        check(case, level, dist.get_rank())
+    dist.barrier()  # nobody tears gloo down while another rank still talks
+    dist.destroy_process_group()
+    # The verdict is out. Gloo's threads sometimes abort the interpreter's own shutdown.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def check(case: str, level: str, rank: int) -> None:
     graphs = globals()[f"case_{case}"](level, rank)
     assert graphs, "the backend was never called"
     assert not graphs.fallbacks, graphs.text()
@@ -132,11 +143,6 @@ def main() -> None:
     assert all(plan == plans[0] for plan in plans), plans
     if rank == 0:
         print(f"ok {case} {level}: {len(graphs)} graphs on every rank, plans {plans[0]}")
-    dist.barrier()  # nobody tears gloo down while another rank still talks
-    dist.destroy_process_group()
-    # The verdict is out. Gloo's threads sometimes abort the interpreter's own shutdown.
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

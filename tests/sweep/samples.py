@@ -33,7 +33,8 @@ common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*ar
 
 # Before every op it looks through the whole stack for a test of unittest, which is never there, and
 # pytest's stack is deep: that took longer than all that is done with the samples.
-for _module in (common_utils, core):
+_modules: tuple[Any, ...] = (common_utils, core)
+for _module in _modules:
     if hasattr(_module, "extract_test_fn"):
         _module.extract_test_fn = lambda: None
 
