@@ -95,7 +95,9 @@ def test_llama_with_a_mask_and_batches_that_vary() -> None:
         }
         for length, batch in zip(LENGTHS[::2], (2, 3, 5, 7, 6) * 5, strict=True)
     ]
-    backend = compare(zoo.BY_NAME["decoder"].build().eval(), inputs, logits)
+    model = zoo.BY_NAME["decoder"].build().eval()
+    del model.model.layers[1:]  # two layers are in the test above; here the batch is what is new
+    backend = compare(model, inputs, logits)
     assert len(backend.compiled) <= 16
     assert backend.padded >= 15
 
@@ -104,7 +106,9 @@ def test_vit_with_batches_that_vary() -> None:
     inputs = [
         {"pixel_values": torch.randn(batch, 3, zoo.IMAGE, zoo.IMAGE)} for batch in range(24, 2, -1)
     ]
-    backend = compare(zoo.BY_NAME["vision_transformer"].build().eval(), inputs, logits)
+    model = zoo.BY_NAME["vision_transformer"].build().eval()
+    del model.vit.layers[1:]  # no padding gets from one example to another, however deep it is
+    backend = compare(model, inputs, logits)
     assert len(backend.compiled) <= 7
 
 
