@@ -15,7 +15,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kernel_dispatch import dry_running
+from kernel_dispatch.imagined_devices import parse_device
 from kernel_dispatch.numerics import double_by_default, to_reference
+from kernel_dispatch.planned_graphs import DryRun
 from kernel_dispatch.settings import resolve
 from lowering.capability import GRAPH
 from lowering.targets import cuda, rocm
@@ -125,16 +127,14 @@ def test_every_region_is_planned_as_the_table_says(name: str) -> None:
     assert not [graph.error for graph in whole.graphs if graph.error]
 
 
-def dry_runs(
-    model: torch.nn.Module, inputs: dict[str, Tensor]
-) -> dict[tuple[str, str], dry_running.DryRun]:
+def dry_runs(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[tuple[str, str], DryRun]:
     """For every device and level what `dry_run` tells, of one capture: that takes half the time."""
-    told = {at: dry_running.DryRun(*at, []) for at in itertools.product(DEVICES, LEVELS)}
+    told = {at: DryRun(*at, []) for at in itertools.product(DEVICES, LEVELS)}
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         for (device, level), one in told.items():
             settings = resolve(None, {"level": level})
-            imagined = dry_running.parse_device(device)
+            imagined = parse_device(device)
             one.graphs.append(dry_running.planned(gm, example_inputs, settings, imagined))
         return gm.forward
 
