@@ -16,7 +16,7 @@ namespace winograd {
 
 constexpr int kPlaces = 16;  // of a 4x4 tile
 constexpr int64_t kTileFloats = 96 * 1024;  // of transformed inputs: they stay in the second cache
-constexpr int64_t kMostSummed = 512;  // in a row: of 2048, twice as much as in eager is lost to rounding
+constexpr int64_t kMostSummed = 256;  // in a row: of 512, up to what the contract allows is lost
 constexpr int64_t kStripPanels = ceil_div(64, kLanes);  // columns that are worked on at once
 
 // Taps of a dilated kernel skip pixels: those that are a dilation apart make an image of their own, a
@@ -57,36 +57,49 @@ static inline int64_t packed_size_of(const ConvShape& s) {
   return s.groups * kPlaces * place_size_of(s);
 }
 
+// As many numbers as a vector has, in double precision: weights are rounded once.
+typedef double wide __attribute__((vector_size(kLanes * 8)));
+
+// One tap after the other, each of all outputs of a panel, to the places of a tile.
+static inline void transform_weights(const float* taps, const float* factors, float* to,
+                                     int64_t place_size) {
+  wide rows[4][3];
+  for (int j = 0; j < 3; j++) {
+    const auto tap = [&](int i) {
+      const wide number = __builtin_convertvector(load(taps + (3 * i + j) * kLanes), wide);
+      return factors == nullptr ? number : number * __builtin_convertvector(load(factors), wide);
+    };
+    const wide a = tap(0), b = tap(1), c = tap(2);
+    rows[0][j] = a, rows[1][j] = (a + b + c) * 0.5, rows[2][j] = (a - b + c) * 0.5, rows[3][j] = c;
+  }
+  for (int i = 0; i < 4; i++) {
+    const wide a = rows[i][0], b = rows[i][1], c = rows[i][2];
+    const wide made[4] = {a, (a + b + c) * 0.5, (a - b + c) * 0.5, c};
+    for (int j = 0; j < 4; j++)
+      store(to + (i * 4 + j) * place_size, __builtin_convertvector(made[j], vec));
+  }
+}
+
 // w: [co][ci / groups][3][3] to [group][place][panel][ci / groups][lane]; scale: one factor for each
 // output, or nullptr.
 static inline void pack(float* packed, const float* w, const float* scale, const ConvShape& s,
                         int threads) {
-  const int64_t inputs = s.group_inputs(), outputs = s.group_outputs();
+  constexpr int64_t kTaps = 9, kAtOnce = 16;  // channels whose taps stay in the first cache
+  const int64_t inputs = s.group_inputs(), outputs = s.group_outputs(), depth = kTaps * inputs;
   const int64_t panels = panels_of(outputs), place_size = place_size_of(s);
   for_each_item(s.groups * panels, threads, [&](int64_t item) {
     const int64_t group = item / panels, panel = item % panels;
-    for (int64_t c = 0; c < inputs; c++) {
-      for (int lane = 0; lane < kLanes; lane++) {
-        const int64_t o = panel * kLanes + lane;
-        float* to = packed + group * kPlaces * place_size + (panel * inputs + c) * kLanes + lane;
-        double rows[4][3] = {};
-        if (o < outputs) {
-          const int64_t output = group * outputs + o;
-          const float* g = w + (output * inputs + c) * 9;
-          const double factor = scale != nullptr ? scale[output] : 1.0;
-          for (int j = 0; j < 3; j++) {
-            const double a = g[j] * factor, b = g[3 + j] * factor, d = g[6 + j] * factor;
-            rows[0][j] = a, rows[1][j] = (a + b + d) / 2, rows[2][j] = (a - b + d) / 2;
-            rows[3][j] = d;
-          }
-        }
-        for (int i = 0; i < 4; i++) {
-          const double a = rows[i][0], b = rows[i][1], d = rows[i][2];
-          const double made[4] = {a, (a + b + d) / 2, (a - b + d) / 2, d};
-          for (int j = 0; j < 4; j++)
-            to[(i * 4 + j) * place_size] = static_cast<float>(made[j]);
-        }
-      }
+    const int64_t first = group * outputs + panel * kLanes;
+    const int columns = columns_of_panel(outputs, panel);
+    alignas(64) float taps[kAtOnce * kTaps * kLanes], factors[kLanes] = {};
+    if (scale != nullptr) std::copy_n(scale + first, columns, factors);
+    for (int64_t c = 0; c < inputs; c += kAtOnce) {
+      const int64_t some = std::min(kAtOnce, inputs - c);
+      pack_panel(taps, w + first * depth + c * kTaps, some * kTaps, columns, 1, depth);
+      float* const to = packed + group * kPlaces * place_size + (panel * inputs + c) * kLanes;
+      for (int64_t i = 0; i < some; i++)
+        transform_weights(taps + i * kTaps * kLanes, scale == nullptr ? nullptr : factors,
+                          to + i * kLanes, place_size);
     }
   });
 }
