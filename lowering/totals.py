@@ -80,7 +80,7 @@ def _in_parts(
     if count <= few:
         sums = call(graph, aten.sum.dim_IntList, x, [longest], True)
         return _in_parts(graph, sums, dims, side_by_side)
-    if part := _divisor(count, size):
+    if part := divisor(count, size):
         parts = _known([*shape[:longest], count // part, part, *shape[longest + 1 :]])
         sums = call(
             graph,
@@ -100,7 +100,7 @@ def _in_parts(
     )
 
 
-def _divisor(count: int, size: int) -> int | None:
+def divisor(count: int, size: int) -> int | None:
     """The one that is nearest to a part's size, not much smaller or larger; best in whole vectors,
     where a part is long enough for them."""
     found = [part for part in range(size // 2, 2 * size + 1) if count % part == 0]
