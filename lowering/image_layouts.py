@@ -4,6 +4,7 @@ or channels last, which it likes better around convolutions."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,15 +26,17 @@ def config_for(graph: fx.Graph, training: bool) -> dict[str, Any]:
     if not convolutions:
         return {}
     if training:
-        return {"layout_optimization": _outweigh_their_weights(convolutions)}
+        beside_ours = bool(_ours(graph))
+        return {"layout_optimization": beside_ours or puts_channels_last(convolutions)}
     # Images go to channels last and back. Between rows this costs more than it gains: a 1x1
     # convolution took 2.5 times as long.
     alone = all(rows.stands_alone(node, node.args[0]) for node in convolutions)
     return {"layout_optimization": False} if alone else {}
 
 
-def _outweigh_their_weights(convolutions: list[Any]) -> bool:
-    """Of lines and volumes, which Inductor leaves in rows anyway: no."""
+def puts_channels_last(convolutions: Sequence[Any]) -> bool:
+    """Is that worth the copies of their weights in training? Of lines and volumes, which Inductor
+    leaves in rows anyway: no."""
     images = weights = 0
     for node in convolutions:
         made, image, weight = (one.meta["val"] for one in (node, *node.args[:2]))
@@ -43,6 +46,14 @@ def _outweigh_their_weights(convolutions: list[Any]) -> bool:
         if _is_copied(weight):
             weights += _numbers(weight)
     return images > _IMAGES_PER_WEIGHT * weights
+
+
+def _ours(graph: fx.Graph) -> list[fx.Node]:
+    """Convolutions that are taken because images lie channels last."""
+    packet = getattr(torch.ops.kernel_dispatch, "openmp_training_convolution", None)
+    if packet is None:  # no kernels here
+        return []
+    return list(graph.find_nodes(op="call_function", target=packet.default))
 
 
 def _is_copied(weight: torch.Tensor) -> bool:
@@ -55,14 +66,29 @@ def _numbers(value: torch.Tensor) -> int:
     return math.prod(hint(size) for size in value.shape)
 
 
-def let_gradients_follow_images() -> None:
-    """The sums of BatchNorm's gradient read it beside the image that it belongs to. Inductor writes
-    it in rows if nobody says otherwise, and it had to be copied."""
+def constrain_operators() -> None:
+    """How Inductor is to write what operators of training read."""
+    # The sums of BatchNorm's gradient read it beside the image that it belongs to. Inductor writes
+    # it in rows if nobody says otherwise, and it had to be copied.
+    _constrain("openmp_norm_sums", _as_the_image)
+    _constrain("openmp_training_convolution", _channels_last)
+
+
+def _constrain(name: str, constraint: Callable[..., Any]) -> None:
     from torch._inductor import lowering
 
-    packet = getattr(torch.ops.kernel_dispatch, "openmp_norm_sums", None)  # None: no kernels here
+    packet = getattr(torch.ops.kernel_dispatch, name, None)  # None: no kernels here
     if packet is not None and packet.default not in lowering.lowerings:
-        lowering.make_fallback(packet.default, layout_constraint=_as_the_image, warn=False)
+        lowering.make_fallback(packet.default, layout_constraint=constraint, warn=False)
+
+
+def _channels_last(
+    node: fx.Node, image: Any, *others: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    from torch._inductor import ir
+
+    image.realize()  # else it would be computed twice: for this call, and in rows for all others
+    return (ir.ExternKernel.require_channels_last(image), *others), {}
 
 
 def _as_the_image(

@@ -37,6 +37,7 @@ from lowering.regions import (
     random_numbers,
     rope,
     softmax,
+    training_convolution,
     transposed_convolution,
     weights,
 )
@@ -53,6 +54,7 @@ _REGIONS = {
     "rope": rope,
     "norm": norm,
     "gated": gated,
+    "training_convolution": training_convolution,
     "batch_norm": batch_norm,
     "random": random_numbers,
     "softmax": softmax,
@@ -223,6 +225,9 @@ def lower_training(
     module: fx.GraphModule, request: Request, backward: bool = False
 ) -> list[Region]:
     """`lower` the forward or the backward of a training graph: its weights change in every step."""
+    if request.inductor_config.get("layout_optimization") is False:  # images are to stay in rows
+        left = tuple(row for row in request.region_rows if row.region != "training_convolution")
+        request = replace(request, region_rows=left)
     taken = lower(module.graph, request, ())
     return [replace(region, backward=backward) for region in taken]
 

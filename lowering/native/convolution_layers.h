@@ -9,11 +9,12 @@
 
 namespace kd {
 
-inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, const Norm& norm,
-                                    const ConvShape& shape, Way way) {
+inline PackedPtr packed_convolution(const Layer& layer, const ConvShape& shape, Way way) {
+  const Tensor &weight = layer.weight, &bias = layer.bias;
+  const Norm& norm = layer.norm;
   const uint64_t form = static_cast<uint64_t>(shape.groups) * 4 + static_cast<uint64_t>(way);
   const Lent from[] = {weight, bias, norm.weight, norm.bias, norm.mean, norm.var};
-  return weights().get(from, norm.recipe(form), [&] {
+  const auto pack = [&] {
     const Tensor floats = as_float(weight.detach());
     const float* const numbers = floats.const_data_ptr<float>();
     FoldedNorm folded(bias, norm, shape.co);
@@ -39,7 +40,8 @@ inline PackedPtr packed_convolution(const Tensor& weight, const Tensor& bias, co
     return packed_as(conv_packed_size(shape), [&](float* to) {
       conv_pack(to, numbers, folded.scales(), shape, threads());
     });
-  });
+  };
+  return layer.once ? pack() : weights().get(from, norm.recipe(form), pack);
 }
 
 // The factors and shifts of a norm that stands alone.
@@ -114,7 +116,7 @@ struct Ready {
 
   Ready(const Layer& layer, const ConvShape& shape, Way way, const Values& values)
       : packed((check(layer, shape, values),
-                packed_convolution(layer.weight, layer.bias, layer.norm, shape, way))) {
+                packed_convolution(layer, shape, way))) {
     Epilogue e = epilogue_of<float>(layer, values);
     e.bias = if_any(packed->bias);
     stage = {shape, packed->weight.data(), e};
@@ -298,8 +300,7 @@ class Layers {
                                [[maybe_unused]] const Prologue& before) {
 #if defined(__AVX512BF16__)
     check(layer, s, values_);
-    const PackedPtr packed =
-        packed_convolution(layer.weight, layer.bias, layer.norm, s, Way::bfloat16);
+    const PackedPtr packed = packed_convolution(layer, s, Way::bfloat16);
     const bf16::Weighing weighing{packed->weight.data(),
                                   {if_any(packed->scale), if_any(packed->bias)}};
     const auto into = [&](auto* to) {

@@ -17,6 +17,7 @@ enum Region : int {
   kSoftmax,
   kGroupNorm,
   kMklLinear,
+  kTrainingConvolution,
   kRegions
 };
 

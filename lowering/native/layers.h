@@ -45,6 +45,7 @@ struct Layer {
   // The size of a window; the first of some channels, and how many channels the larger image has or
   // the slice. `before` of a part: what has the parts before it.
   std::array<int64_t, 2> extent{};
+  bool once = false;  // its weights are others in the next call: packed, and not kept
 
   std::array<int64_t, 5> reads() const { return {image, before, times, after, factors}; }
   bool is(Kind other) const { return kind == other; }

@@ -41,6 +41,7 @@ COUNTED = (
     ("softmax", "openmp"),
     ("group_norm", "openmp"),
     ("linear", "mkl"),
+    ("training_convolution", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

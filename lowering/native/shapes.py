@@ -77,6 +77,20 @@ def _convolution(
     return _channels_last(x, weight.shape[0], spatial)
 
 
+def _training_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    turns: bool,
+    way: int,
+) -> torch.Tensor:
+    used = weight.transpose(0, 1) if turns else weight
+    return _convolution(x, used, bias, *(None,) * 4, 0.0, stride, padding, dilation)
+
+
 def _channels_last(like: torch.Tensor, channels: int, sizes: Sequence[int]) -> torch.Tensor:
     """In memory, also for images with one row (1-D)."""
     return like.new_empty((like.shape[0], *sizes, channels)).movedim(-1, 1)
@@ -207,6 +221,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_gated_linear", _gated_linear)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
+    register_fake("kernel_dispatch::openmp_training_convolution", _training_convolution)
     register_fake("kernel_dispatch::openmp_transposed_convolution", _transposed_convolution)
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)

@@ -48,6 +48,7 @@ from lowering import (
     region_pass,
     rolled,
     rows_at_once,
+    saved_tensors,
     spelled_attention,
     strided_gradients,
     toolchain,
@@ -249,6 +250,8 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
     from torch._inductor import config as inductor_config
 
     def inner_compile(module: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        if kwargs.get("is_backward"):
+            saved_tensors.lay_out(module, example_inputs)
         pooling.put_right(module.graph)
         overwritten.put_right(module.graph)
         added_rows.put_right(module.graph)
@@ -280,7 +283,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         elementary.put_right(module.graph)
         module.recompile()
         written_first.mark(module.graph)
-        image_layouts.let_gradients_follow_images()
+        image_layouts.constrain_operators()
         backward = bool(kwargs.get("is_backward"))
         with (
             inductor_config.patch({**_layouts_of(module.graph, request), **_CALLS_OUR_OPERATORS}),

@@ -20,7 +20,7 @@ from lowering.contract import Probe, Provider, RegionMaker
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights, Place, out_in
 from lowering.providers import half_precision, mkldnn_transposed, post_ops
-from lowering.regions.convolution import Convolution
+from lowering.regions.convolution import LONGEST_CHAIN, Convolution
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
 
@@ -194,15 +194,10 @@ def _one_convolution(
     return convolution
 
 
-# On images channels last, oneDNN adds up all products of a number in one chain; eager's own images
-# in rows are added up in parts. Up to this long a chain stays within the contract.
-_LONGEST_CHAIN = 576
-
-
 def _channels_at_a_time(weight: torch.Tensor) -> int:
     """Parts of about the same size, in whole vectors of oneDNN's."""
     channels, taps = weight.shape[1], math.prod(weight.shape[2:])
-    most = max(16, _LONGEST_CHAIN // taps // 16 * 16)
+    most = max(16, LONGEST_CHAIN // taps // 16 * 16)
     if taps == 1 or channels <= most:  # products of matrices are added up as eager's
         return channels
     parts = -(-channels // most)

@@ -20,7 +20,7 @@ from lowering.contract import Probe, Provider, RegionMaker
 from lowering.convolution_steps import Way
 from lowering.native import library
 from lowering.regions.batch_norm import GradientSums, Moments
-from lowering.regions.convolution import Convolution
+from lowering.regions.convolution import LONGEST_CHAIN, Convolution
 from lowering.regions.epilogue import ACTIVATIONS, Abilities, Epilogue
 from lowering.regions.group_norm import GroupNorm
 from lowering.regions.linear import Linear
@@ -28,6 +28,7 @@ from lowering.regions.product import Product
 from lowering.regions.random_numbers import RandomNumbers
 from lowering.regions.recurrent import GATES, Recurrent, read
 from lowering.regions.softmax import Softmax
+from lowering.regions.training_convolution import TrainingConvolution
 from lowering.regions.transposed_convolution import TransposedConvolution
 from lowering.regions.widening import narrowed, widened
 
@@ -179,6 +180,37 @@ def _emit_batch_norm(
     return {total: match.total, dot: match.node}
 
 
+def _emit_training_convolution(
+    graph: fx.Graph, match: TrainingConvolution, epilogue: Epilogue
+) -> fx.Node:
+    where = (match.stride, match.padding, match.dilation)
+    way = Way.WINOGRAD if match.winograd_pays else Way.PLAIN
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.openmp_training_convolution.default,
+        (match.image, match.weight, match.bias, *where, match.turns, int(way)),
+    )
+    if match.backward is not None:  # what is left of it: the gradients of weight and bias
+        given: Any = match.backward.args
+        *rest, mask = given
+        match.backward.args = (*rest, [False, *mask[1:]])
+    return new
+
+
+def _refuses_training_convolution(match: TrainingConvolution) -> str:
+    """oneDNN is as fast where neither tiles nor memory that is kept between steps gain anything.
+    But on images channels last it adds up all products in one chain."""
+    if match.winograd_pays:
+        return ""
+    if math.prod(match.kernel) > 1:
+        exact = match.products <= LONGEST_CHAIN
+        return "oneDNN is as fast, and its sums are short" if exact else ""
+    gains = match.pixels >= _FEWEST_PIXELS and all(step == 1 for step in match.stride)
+    return "" if gains else "oneDNN is as fast, and sums of single pixels are eager's"
+
+
+_FEWEST_PIXELS = 1024  # that packing the weight of a 1x1 convolution is little beside
+
+
 def _emit_random(graph: fx.Graph, match: RandomNumbers, epilogue: Epilogue) -> fx.Node:
     operands = (match.size, match.seed, match.normal)
     return graph.call_function(torch.ops.kernel_dispatch.openmp_random.default, operands)
@@ -281,6 +313,11 @@ PROVIDER = Provider(
         ),
         "product": RegionMaker(_emit_product),
         "batch_norm": RegionMaker(_emit_batch_norm),
+        "training_convolution": RegionMaker(
+            _emit_training_convolution,
+            refuses=_refuses_training_convolution,
+            packed_element=lambda match: 0,
+        ),
         "random": RegionMaker(_emit_random),
         "softmax": RegionMaker(_emit_softmax),
         "group_norm": RegionMaker(_emit_group_norm, Abilities(ABILITIES.activations)),

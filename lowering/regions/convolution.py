@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ from lowering.regions import rows
 from lowering.regions.weights import Stays, under_cast
 
 aten = torch.ops.aten
+
+# On images channels last, oneDNN adds up all products of a number in one chain; eager's own images
+# in rows are added up in parts. Up to this long a chain stays within the contract.
+LONGEST_CHAIN = 576
 
 
 @dataclass(frozen=True)
@@ -63,23 +67,11 @@ class Convolution:
 
     @property
     def winograd_pays(self) -> bool:
-        """Is it a 3x3 convolution that takes less time in tiles of 2x2 outputs?
-
-        Transforming inputs and outputs has to be little beside multiplying them, the last tiles of
-        a small image (dilated, of each of its phases) may be half empty, and weights, which grow,
-        are to be used by some tiles (measured: Zen 4 and 5).
-        """
-        weight = self.weight.meta["val"]
-        plain = all(one == 1 for one in self.stride)
-        inputs, outputs = weight.shape[1], weight.shape[0] // self.groups
-        if tuple(weight.shape[2:]) != (3, 3) or not plain or inputs < 16 or inputs * outputs < 512:
-            return False
-        images, _, *sizes = (hint(size) for size in self.node.meta["val"].shape)
-        tiles = math.prod(
-            apart * -(-size // (2 * apart))
-            for size, apart in zip(sizes, self.dilation, strict=True)
+        weight, (images, _, *sizes) = self.weight.meta["val"], self.node.meta["val"].shape
+        outputs, inputs, *kernel = weight.shape
+        return all(step == 1 for step in self.stride) and winograd_pays(
+            kernel, inputs, outputs // self.groups, hint(images), sizes, self.dilation
         )
-        return images * tiles >= 24 and 9 * math.prod(sizes) >= 1.65 * 16 * tiles
 
     def work(self) -> Work:
         value, weight = self.node.meta["val"], self.weight.meta["val"]
@@ -99,6 +91,29 @@ class Convolution:
             return "depthwise"
         widest = max(weight.shape[2:])
         return "pointwise" if widest == 1 else "spatial" if widest <= 3 else "wide"
+
+
+def winograd_pays(
+    kernel: Sequence[int],
+    inputs: int,
+    outputs: int,
+    images: int,
+    sizes: Sequence[Any],
+    dilation: Sequence[int],
+) -> bool:
+    """Does a convolution with stride 1 take less time in tiles of 2x2 outputs?
+
+    Transforming inputs and outputs has to be little beside multiplying them, the last tiles of
+    a small image (dilated, of each of its phases) may be half empty, and weights, which grow,
+    are to be used by some tiles (measured: Zen 4 and 5).
+    """
+    if tuple(kernel) != (3, 3) or inputs < 16 or inputs * outputs < 512:
+        return False
+    pixels = [hint(size) for size in sizes]
+    tiles = math.prod(
+        apart * -(-size // (2 * apart)) for size, apart in zip(pixels, dilation, strict=True)
+    )
+    return images * tiles >= 24 and 9 * math.prod(pixels) >= 1.65 * 16 * tiles
 
 
 def find(graph: fx.Graph, stays: Stays) -> Iterator[Convolution]:

@@ -96,8 +96,8 @@ def _forward(node: Any) -> TrainingConvolution | None:
     image, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     if transposed or groups != 1 or not _are_images(image, weight, node):
         return None
-    sizes = [for_each(numbers, weight) for numbers in (stride, padding, dilation)]
-    return TrainingConvolution(node, image, weight, bias, *sizes)
+    stride, padding, dilation = (for_each(one, weight) for one in (stride, padding, dilation))
+    return TrainingConvolution(node, image, weight, bias, stride, padding, dilation)
 
 
 def _of_the_image(node: Any) -> TrainingConvolution | None:

@@ -159,7 +159,8 @@ OURS = {
     "softmax:openmp",
     "transposed_convolution:openmp",
 }
-PRODUCTS = {"product:openmp"}  # of two tensors that both may change, so in training as well
+# of two tensors that both may change, so in training as well
+PRODUCTS = {"product:openmp", "training_convolution:openmp"}
 # mostly, but noise is drawn in inference too, and classes are weighed
 TRAINED = {"batch_norm:openmp", "random:openmp", "softmax:openmp"}
 IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
