@@ -85,8 +85,10 @@ class TrainingConvolution:
 def find(graph: fx.Graph, stays: Stays) -> Iterator[TrainingConvolution]:
     """Where images lie channels last: in rows, torch's own sums are as exact as eager's."""
     convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
-    if puts_channels_last(convolutions):
-        yield from filter(None, map(_forward, convolutions))
+    forward = [match for match in map(_forward, convolutions) if match is not None]
+    tiled = {match.node for match in forward if match.winograd_pays}
+    if puts_channels_last(convolutions, tiled):
+        yield from forward
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         if lies_channels_last(node.args[1].meta["val"]) and (match := _of_the_image(node)):
             yield match
