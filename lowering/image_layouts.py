@@ -3,8 +3,9 @@ or channels last, which it likes better around convolutions."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import fx
 
 from lowering.graphs import hint
 from lowering.regions import rows
+from lowering.replacing import replaced
 
 aten = torch.ops.aten
 
@@ -68,6 +70,37 @@ def _is_copied(weight: torch.Tensor) -> bool:
 
 def _numbers(value: torch.Tensor) -> int:
     return math.prod(hint(size) for size in value.shape)
+
+
+@contextlib.contextmanager
+def counting_ours() -> Iterator[None]:
+    """What a convolution reads, and what becomes of its result, Inductor lays channels last where
+    it knows one. Ours are convolutions too, but read weights in rows."""
+    from torch._inductor import graph
+
+    packet = getattr(torch.ops.kernel_dispatch, "openmp_training_convolution", None)
+    if packet is None:  # no kernels here
+        yield
+        return
+    ours = packet.default
+
+    def counting(asked: Callable[[fx.Node], bool]) -> Callable[[fx.Node], bool]:
+        return lambda node: node.target is ours or asked(node)
+
+    def sparing(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def found(lowering: Any) -> Any:
+            nodes = find(lowering)
+            for node in lowering.module.graph.find_nodes(op="call_function", target=ours):
+                nodes.discard(node.args[1])
+            return nodes
+
+        return found
+
+    with (
+        replaced(graph, "is_mkldnn_conv", counting),
+        replaced(graph.GraphLowering, "find_nodes_prefer_channels_last", sparing),
+    ):
+        yield
 
 
 def constrain_operators() -> None:

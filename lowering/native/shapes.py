@@ -11,6 +11,7 @@ import torch
 from lowering import convolution_steps, linear_groups, recurrent
 from lowering.convolution_steps import Kind, Told
 from lowering.native import library
+from lowering.outputs import lies_channels_last
 
 Optional = torch.Tensor | None
 
@@ -87,8 +88,11 @@ def _training_convolution(
     turns: bool,
     way: int,
 ) -> torch.Tensor:
-    used = weight.transpose(0, 1) if turns else weight
-    return _convolution(x, used, bias, *(None,) * 4, 0.0, stride, padding, dilation)
+    """As torch's own, its result lies as its image does, of which Inductor takes how results are to
+    lie in the end. What is computed is channels last, and so is what Inductor hands over for that
+    (lowering/image_layouts.py)."""
+    used, rows = weight.transpose(0, 1) if turns else weight, not lies_channels_last(x)
+    return _convolution(x, used, bias, *(None,) * 4, 0.0, stride, padding, dilation, rows=rows)
 
 
 def _channels_last(like: torch.Tensor, channels: int, sizes: Sequence[int]) -> torch.Tensor:

@@ -85,10 +85,11 @@ class TrainingConvolution:
 def find(graph: fx.Graph, stays: Stays) -> Iterator[TrainingConvolution]:
     """Where images lie channels last: in rows, torch's own sums are as exact as eager's."""
     convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
-    forward = [match for match in map(_forward, convolutions) if match is not None]
-    tiled = {match.node for match in forward if match.winograd_pays}
+    tiled = {node for node in convolutions if (match := _forward(node)) and match.winograd_pays}
     if puts_channels_last(convolutions, tiled):
-        yield from forward
+        for node in convolutions:
+            if match := _forward(node):  # read now: what gives its image may have been replaced
+                yield match
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         if lies_channels_last(node.args[1].meta["val"]) and (match := _of_the_image(node)):
             yield match

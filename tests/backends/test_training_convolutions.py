@@ -222,6 +222,36 @@ def test_sizes_that_change() -> None:
         assert "training_convolution" in {row["region"] for row in graph.as_dict()["regions"]}
 
 
+def test_one_behind_the_other() -> None:
+    """Each reads what stands for the one before; what is saved between them is channels last."""
+    layers = [nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 48, 3), nn.ReLU()]
+    model = Several({"": nn.Sequential(stem(32), *layers, nn.Conv2d(48, 32, 3))})
+    assert counts(assert_trains(model, [torch.randn(2, 3, 33, 33)])) == (3, 3)
+
+
+def test_results_lie_as_eagers() -> None:
+    """Also a view of one, what a graph break hands on, and memory that is read as it lies."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(stem(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            image = self.layers(x)
+            memory = torch.as_strided(image.contiguous(), (2, 32, 24, 8), (32768, 1024, 24, 3))
+            return image, image.view(len(x), -1), memory.sin()
+
+    model, x = Reads(), torch.randn(2, 3, 33, 33)
+    own, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    compiled = compile_at("O2", model, dynamic=False)
+    got, eager, exact = compiled(x), own(x), wide(x.double())
+    assert [one.stride() for one in got] == [one.stride() for one in eager]
+    assert_contract(got, eager, exact, "")
+    assert not fallbacks_of(compiled) and counts_once(compiled)
+    torch.autograd.grad(got[0].square().sum(), model.layers[2].weight, create_graph=True)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 1), (16, 3), (8, 24)])
 def test_gradients_of_few_channels_are_summed_up_in_parts(inputs: int, outputs: int) -> None:
     """Of 1x1 kernels; in one chain they were up to 3 times beyond the contract."""
