@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import torch
@@ -28,11 +28,12 @@ _TILED = 0.375
 def config_for(graph: fx.Graph, training: bool) -> dict[str, Any]:
     """What Inductor is told, if it is not to decide by itself."""
     convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    if training and _ours(graph):  # Inductor would not see that they are convolutions
+        return {"layout_optimization": True, "force_layout_optimization": True}
     if not convolutions:
         return {}
     if training:
-        beside_ours = bool(_ours(graph))
-        return {"layout_optimization": beside_ours or puts_channels_last(convolutions)}
+        return {"layout_optimization": puts_channels_last(convolutions)}
     # Images go to channels last and back. Between rows this costs more than it gains: a 1x1
     # convolution took 2.5 times as long.
     alone = all(rows.stands_alone(node, node.args[0]) for node in convolutions)
@@ -72,35 +73,40 @@ def _numbers(value: torch.Tensor) -> int:
     return math.prod(hint(size) for size in value.shape)
 
 
-@contextlib.contextmanager
-def counting_ours() -> Iterator[None]:
+def around_ours() -> contextlib.AbstractContextManager[None]:
     """What a convolution reads, and what becomes of its result, Inductor lays channels last where
     it knows one. Ours are convolutions too, but read weights in rows."""
-    from torch._inductor import graph
+    from torch._inductor.graph import GraphLowering
 
-    packet = getattr(torch.ops.kernel_dispatch, "openmp_training_convolution", None)
-    if packet is None:  # no kernels here
-        yield
-        return
-    ours = packet.default
-
-    def counting(asked: Callable[[fx.Node], bool]) -> Callable[[fx.Node], bool]:
-        return lambda node: node.target is ours or asked(node)
-
-    def sparing(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def making(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def found(lowering: Any) -> Any:
             nodes = find(lowering)
-            for node in lowering.module.graph.find_nodes(op="call_function", target=ours):
-                nodes.discard(node.args[1])
+            if ours := _ours(lowering.module.graph):
+                _prefer_channels_last(lowering.module.graph, set(ours), nodes)
             return nodes
 
         return found
 
-    with (
-        replaced(graph, "is_mkldnn_conv", counting),
-        replaced(graph.GraphLowering, "find_nodes_prefer_channels_last", sparing),
-    ):
-        yield
+    return replaced(GraphLowering, "find_nodes_prefer_channels_last", making)
+
+
+def _prefer_channels_last(graph: fx.Graph, ours: Set[fx.Node], nodes: Any) -> None:
+    """By Inductor's own rules: what is read on the way to a convolution, and what is computed of
+    those up to the last one."""
+    last = None
+    for node in reversed(graph.nodes):
+        if node in ours:
+            last = last or node
+            nodes.add(node)
+        elif node.target is not aten.bmm.default and any(user in nodes for user in node.users):
+            nodes.add(node)
+    for node in graph.nodes:
+        if node is last:
+            break
+        if node in nodes:
+            nodes.update(user for user in node.users if user.target is not aten.bmm.default)
+    for node in ours:
+        nodes.discard(node.args[1])
 
 
 def constrain_operators() -> None:

@@ -287,7 +287,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         backward = bool(kwargs.get("is_backward"))
         with (
             inductor_config.patch({**_layouts_of(module.graph, request), **_CALLS_OUR_OPERATORS}),
-            image_layouts.counting_ours(),
+            image_layouts.around_ours(),
             contextlib.nullcontext() if backward else rows_at_once.read_once(example_inputs),
         ):
             return generate(module, example_inputs, **kwargs)
