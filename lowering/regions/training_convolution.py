@@ -18,7 +18,7 @@ from torch import fx
 from lowering.capability import Work
 from lowering.graphs import hint
 from lowering.image_layouts import puts_channels_last
-from lowering.outputs import lies_channels_last
+from lowering.outputs import lies_channels_last, lies_in_rows
 from lowering.regions.convolution import for_each, winograd_pays
 from lowering.regions.weights import Stays
 
@@ -97,7 +97,7 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[TrainingConvolution]:
 
 def _forward(node: Any) -> TrainingConvolution | None:
     image, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-    if transposed or groups != 1 or not _are_images(image, weight, node):
+    if transposed or groups != 1 or not _are_images(image, weight, node) or _lies_as_both(image):
         return None
     stride, padding, dilation = (for_each(one, weight) for one in (stride, padding, dilation))
     return TrainingConvolution(node, image, weight, bias, stride, padding, dilation)
@@ -110,6 +110,8 @@ def _of_the_image(node: Any) -> TrainingConvolution | None:
         return None
     if made[0].target is not operator.getitem or not _are_images(grad, weight, image):
         return None
+    if _lies_as_both(grad):
+        return None
     sizes = weight.meta["val"].shape[2:]
     strides, dilations = for_each(stride, weight), for_each(dilation, weight)
     around = [
@@ -119,6 +121,13 @@ def _of_the_image(node: Any) -> TrainingConvolution | None:
     if any(step != 1 for step in strides) or min(around) < 0:
         return None
     return TrainingConvolution(made[0], grad, weight, None, strides, around, dilations, node)
+
+
+def _lies_as_both(image: fx.Node) -> bool:
+    """In rows and channels last: of one channel or pixel. Results lie as images do, and eager's
+    would lie in rows."""
+    value = image.meta["val"]
+    return lies_in_rows(value) and lies_channels_last(value)
 
 
 def _are_images(*nodes: fx.Node) -> bool:

@@ -252,6 +252,14 @@ def test_results_lie_as_eagers() -> None:
     torch.autograd.grad(got[0].square().sum(), model.layers[2].weight, create_graph=True)
 
 
+def test_results_of_one_channel_lie_as_eagers() -> None:
+    """Such an image lies in rows and channels last at once."""
+    model, x = nn.Conv2d(1, 32, 1), torch.randn(2, 1, 160, 160)
+    compiled = compile_at("O2", lambda x: model(x).sin(), dynamic=False)
+    assert compiled(x).stride() == model(x).sin().stride()
+    assert not fallbacks_of(compiled)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 1), (16, 3), (8, 24)])
 def test_gradients_of_few_channels_are_summed_up_in_parts(inputs: int, outputs: int) -> None:
     """Of 1x1 kernels; in one chain they were up to 3 times beyond the contract."""
