@@ -110,7 +110,7 @@ def _sum_in_parts(graph: fx.Graph, node: Any) -> None:
     few = inputs < _INPUTS_IN_PARTS or outputs < _OUTPUTS_IN_PARTS
     if kernel != [1, 1] or not few or not _is_image(image) or not lies_channels_last(image):
         return
-    pixels = math.prod(size for size in (image.shape[0], *image.shape[2:]))
+    pixels = math.prod((image.shape[0], *image.shape[2:]))
     part = totals.divisor(pixels, _PIXELS_IN_PART) if isinstance(pixels, int) else None
     made = [user for user in node.users if user.args[1] == 1]
     if part is None or pixels <= 2 * part or len(made) != 1:
