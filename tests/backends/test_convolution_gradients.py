@@ -1,4 +1,4 @@
-"""Training of convolutions: gradients in groups channels last, weights where they lie."""
+"""Training of convolutions: gradients in groups channels last, sums in parts, where weights lie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.numerics import assert_contract
 from tests.support.regions import no_cached_graphs
 from tests.support.reports import assert_ran_as_planned
 
-aten = torch.ops.aten
+BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +122,71 @@ def test_images_lie_channels_last_where_no_weight_is_copied() -> None:
     )
     code = generated_for(model, torch.randn(1, 16, 5, 5), None)
     assert "(800, 1, 160, 32)" in code, "32 channels of 5x5, channels last"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("layer", "sizes"),
+    [
+        (nn.Conv1d(8, 12, 3), (2, 8, 40)),
+        (nn.Conv2d(8, 12, 3, groups=2), (2, 8, 15, 13)),
+        (nn.Conv3d(8, 12, 3), (1, 8, 9, 9, 9)),
+        (nn.ConvTranspose2d(8, 12, 3), (2, 8, 15, 13)),
+    ],
+    ids=["lines", "groups", "volumes", "transposed"],
+)
+def test_biases_are_summed_up_by_inductor(layer: nn.Module, sizes: tuple[int, ...]) -> None:
+    def gradients(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(layer(x).sin().sum(), [*layer.parameters()])
+
+    x = torch.randn(sizes)
+    graph = make_fx(gradients, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    convolution_gradients.put_right(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    for node in graph.graph.find_nodes(op="call_function", target=BACKWARD):
+        assert node.args[-1][2] is False
+    assert graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
+    torch.testing.assert_close(graph(x), gradients(x), rtol=1e-4, atol=1e-4)
+
+
+def test_biases_keep_the_contract() -> None:
+    """oneDNN's sum over all pixels was a chain where they lie channels last: 1.4 of the contract."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU()), torch.randn(4, 16, 80, 80)
+    own, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    compiled = compile_at("O2", model)
+    got = trained(compiled, model, x)
+    assert_contract(got, trained(own, own, x), trained(wide, wide, x.double()), "")
+    assert_ran_as_planned(compiled, "O2")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 1), (16, 3), (8, 24)])
+def test_gradients_of_few_channels_are_summed_up_in_parts(inputs: int, outputs: int) -> None:
+    """Of 1x1 kernels; in one chain they were up to 3 times beyond the contract."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, outputs, 96, 96), torch.randn(2, inputs, 96, 96)]
+    weight = torch.randn(outputs, inputs, 1, 1)
+    laid_out = [one.to(memory_format=torch.channels_last) for one in given]
+    module = gradients_of_weights(*laid_out, weight)
+    convolution_gradients.put_right(module.graph)
+    module.recompile()
+    assert not module.graph.find_nodes(op="call_function", target=BACKWARD)
+    got = module(*laid_out, weight)
+    eager, exact = (
+        gradients_of_weights(*values)(*values)
+        for values in ([*given, weight], [one.double() for one in (*given, weight)])
+    )
+    assert_contract(got, eager, exact, f"{inputs} inputs and {outputs} outputs")
+
+
+def gradients_of_weights(grad: Tensor, image: Tensor, weight: Tensor) -> torch.fx.GraphModule:
+    """Of weight and bias, as AOTAutograd asks for them."""
+
+    def backward(grad: Tensor, image: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ones, none, mask = [1, 1], [0, 0], [False, True, True]
+        where = ([weight.shape[0]], ones, none, ones, False, none, 1, mask)
+        return BACKWARD(grad, image, weight, *where)[1:]
+
+    return make_fx(backward, tracing_mode="fake")(grad, image, weight)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering import convolution_gradients, machine
+from lowering import machine
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.numerics import assert_contract
 from tests.support.regions import kernels, no_cached_graphs
@@ -20,7 +19,6 @@ from tests.support.reports import fallbacks_of, graph_reports
 pytestmark = pytest.mark.skipif(
     "avx512f" not in machine.cpu().isa, reason="taken on CPUs with AVX-512 only"
 )
-BACKWARD = torch.ops.aten.convolution_backward.default
 OPERATOR = "openmp_training_convolution"
 
 
@@ -258,34 +256,3 @@ def test_results_of_one_channel_lie_as_eagers() -> None:
     compiled = compile_at("O2", lambda x: model(x).sin(), dynamic=False)
     assert compiled(x).stride() == model(x).sin().stride()
     assert not fallbacks_of(compiled)
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), [(32, 1), (16, 3), (8, 24)])
-def test_gradients_of_few_channels_are_summed_up_in_parts(inputs: int, outputs: int) -> None:
-    """Of 1x1 kernels; in one chain they were up to 3 times beyond the contract."""
-    torch.manual_seed(0)
-    given = [torch.randn(2, outputs, 96, 96), torch.randn(2, inputs, 96, 96)]
-    weight = torch.randn(outputs, inputs, 1, 1)
-    laid_out = [one.to(memory_format=torch.channels_last) for one in given]
-    module = gradients_of_weights(*laid_out, weight)
-    convolution_gradients.put_right(module.graph)
-    module.recompile()
-    (left,) = module.graph.find_nodes(op="call_function", target=BACKWARD)
-    assert left.args[-1] == [False, False, True]
-    got = module(*laid_out, weight)
-    eager, exact = (
-        gradients_of_weights(*values)(*values)
-        for values in ([*given, weight], [one.double() for one in (*given, weight)])
-    )
-    assert_contract(got, eager, exact, f"{inputs} inputs and {outputs} outputs")
-
-
-def gradients_of_weights(grad: Tensor, image: Tensor, weight: Tensor) -> torch.fx.GraphModule:
-    """Of weight and bias, as AOTAutograd asks for them."""
-
-    def backward(grad: Tensor, image: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        ones, none, mask = [1, 1], [0, 0], [False, True, True]
-        where = ([weight.shape[0]], ones, none, ones, False, none, 1, mask)
-        return BACKWARD(grad, image, weight, *where)[1:]
-
-    return make_fx(backward, tracing_mode="fake")(grad, image, weight)
