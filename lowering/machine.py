@@ -34,6 +34,11 @@ class CpuFacts:
     memory_bytes: int
     memory_limit_bytes: int | None  # the tightest cgroup limit; None: no limit
 
+    @property
+    def ends_at_avx2(self) -> bool:
+        """Has it vectors of 256 bits of x86, and no wider ones?"""
+        return "avx2" in self.isa and "avx512f" not in self.isa
+
 
 @dataclass(frozen=True)
 class Sources:

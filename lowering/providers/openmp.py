@@ -198,17 +198,21 @@ def _emit_training_convolution(
 
 def _refuses_training_convolution(match: TrainingConvolution) -> str:
     """oneDNN is as fast where neither tiles nor memory that is kept between steps gain anything.
-    But on images channels last it adds up all products in one chain."""
+    But on images channels last it adds up all products in one chain. With AVX2 it does so in the
+    forward of images in rows, too: eager's own sums are no better there."""
     if match.winograd_pays:
         return ""
+    wide = not machine.cpu().ends_at_avx2
     if math.prod(match.kernel) > 1:
-        exact = match.products <= LONGEST_CHAIN
-        return "oneDNN is as fast, and its sums are short" if exact else ""
+        if match.products <= LONGEST_CHAIN:
+            return "oneDNN is as fast, and its sums are short"
+        return "" if wide or match.turns else "oneDNN is as fast, and its sums are eager's"
     gains = match.pixels >= _FEWEST_PIXELS and all(step == 1 for step in match.stride)
-    return "" if gains else "oneDNN is as fast, and sums of single pixels are eager's"
+    return "" if wide and gains else "oneDNN is as fast, and sums of single pixels are eager's"
 
 
-_FEWEST_PIXELS = 1024  # that packing the weight of a 1x1 convolution is little beside
+# That packing the weight of a 1x1 convolution is little beside. With AVX2 nothing is gained.
+_FEWEST_PIXELS = 1024
 
 
 def _emit_random(graph: fx.Graph, match: RandomNumbers, epilogue: Epilogue) -> fx.Node:

@@ -251,11 +251,12 @@ TARGET = Target(
             Level.O2,
             priority=70,
             dtypes=frozenset({"float32"}),
-            features=frozenset({"avx512f"}),
+            features=frozenset({"avx2"}),
             min_flops=1 << 20,
             why="3x3 kernels in tiles of 2x2 outputs take 0.5 to 0.8 of oneDNN's time, forward "
-            "and backward, packing included (measured: one thread of Zen 4); on images channels "
-            "last oneDNN's sums of more than 576 products are less exact than the contract allows",
+            "and backward, packing included (measured: one thread of Zen 3 and 4); on images "
+            "channels last oneDNN's sums of more than 576 products are less exact than the "
+            "contract allows, with AVX2 only those of gradients",
         ),
         CapabilityRow(
             "cpu",
