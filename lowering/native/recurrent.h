@@ -150,7 +150,9 @@ static void tile_step(const RecurrentShape& s, const RecurrentChain& chain, int6
     float* state = cell == Cell::lstm ? chain.cell + at : nullptr;
     advance<cell>(sums, Update{projected, bias, before + at, after + at, state, out, lanes});
   };
-  if constexpr (rows == 1) {
+  // Of several rows, the last may be a tile of its own, by how many threads share them; its sums are
+  // not to depend on that.
+  if (rows == 1 && s.batch == 1) {
     vec sums[width];
     sums_of_a_row<width>(s.hidden, left.data, weight, sums);
     finish(0, sums);
