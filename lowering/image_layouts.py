@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import machine
 from lowering.graphs import hint
 from lowering.regions import rows
 from lowering.replacing import replaced
@@ -24,9 +23,6 @@ _IMAGES_PER_WEIGHT = 4
 # Of what such a weight counts where ours computes: its gradient alone is copied, and the rest takes
 # half the time. A ResNet-18 with 1.8 numbers for each took 0.92 of its time in rows, with 0.6 1.16.
 _TILED = 0.375
-# With AVX2, oneDNN's gradients of ungrouped weights above 1x1 take 1.0 to 1.5 times as long there,
-# more than a tiled 3x3 gains: a ResNet-50 and a UNet took 1.15 times as long as in rows.
-_SLOW_WITH_AVX2 = 0.25  # this share of all products, from which images stay in rows
 
 
 def config_for(graph: fx.Graph, training: bool) -> dict[str, Any]:
@@ -47,8 +43,6 @@ def config_for(graph: fx.Graph, training: bool) -> dict[str, Any]:
 def puts_channels_last(convolutions: Sequence[Any], tiled: Collection[Any] = ()) -> bool:
     """Is that worth the copies of their weights in training? Of lines and volumes, which Inductor
     leaves in rows anyway: no. `tiled`: those that ours would compute after Winograd."""
-    if machine.cpu().ends_at_avx2 and _share_of_areas(convolutions) > _SLOW_WITH_AVX2:
-        return False
     images = 0
     weights = 0.0
     for node in convolutions:
@@ -67,21 +61,6 @@ def _ours(graph: fx.Graph) -> list[fx.Node]:
     if packet is None:  # no kernels here
         return []
     return list(graph.find_nodes(op="call_function", target=packet.default))
-
-
-def _share_of_areas(convolutions: Sequence[Any]) -> float:
-    """How many of all products are those of kernels above 1x1 without groups?"""
-    areas = total = 0
-    for node in convolutions:
-        transposed = node.args[6]
-        pixels, weight = (
-            one.meta["val"] for one in (node.args[0] if transposed else node, node.args[1])
-        )
-        products = _numbers(pixels) * math.prod(hint(size) for size in weight.shape[1:])
-        total += products
-        if node.args[8] == 1 and math.prod(hint(size) for size in weight.shape[2:]) > 1:
-            areas += products
-    return areas / total if total else 0.0
 
 
 def _is_copied(weight: torch.Tensor) -> bool:
@@ -136,6 +115,7 @@ def constrain_operators() -> None:
     # it in rows if nobody says otherwise, and it had to be copied.
     _constrain("openmp_norm_sums", _as_the_image)
     _constrain("openmp_training_convolution", _channels_last)
+    _constrain("openmp_weight_gradient", _both_channels_last)
 
 
 def _constrain(name: str, constraint: Callable[..., Any]) -> None:
@@ -153,6 +133,14 @@ def _channels_last(
 
     image.realize()  # else it would be computed twice: for this call, and in rows for all others
     return (ir.ExternKernel.require_channels_last(image), *others), {}
+
+
+def _both_channels_last(
+    node: fx.Node, grad: Any, image: Any, *others: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    (grad,), _ = _channels_last(node, grad)
+    (image,), _ = _channels_last(node, image)
+    return (grad, image, *others), {}
 
 
 def _as_the_image(

@@ -39,6 +39,7 @@ from lowering.regions import (
     softmax,
     training_convolution,
     transposed_convolution,
+    weight_gradient,
     weights,
 )
 from lowering.regions import group_norm as groups
@@ -55,6 +56,7 @@ _REGIONS = {
     "norm": norm,
     "gated": gated,
     "training_convolution": training_convolution,
+    "weight_gradient": weight_gradient,
     "batch_norm": batch_norm,
     "random": random_numbers,
     "softmax": softmax,
@@ -63,6 +65,7 @@ _REGIONS = {
 _OUR_LINEARS, _OUR_CONVOLUTIONS = ("linear", "openmp"), ("convolution", "openmp")
 # Their results may lie in memory in another way than torch's.
 _LAY_OUT_OTHERWISE = ("convolution", "transposed_convolution", "attention", "rope")
+_OF_CHANNELS_LAST = ("training_convolution", "weight_gradient")
 
 
 def lower(
@@ -226,7 +229,7 @@ def lower_training(
 ) -> list[Region]:
     """`lower` the forward or the backward of a training graph: its weights change in every step."""
     if request.inductor_config.get("layout_optimization") is False:  # images are to stay in rows
-        left = tuple(row for row in request.region_rows if row.region != "training_convolution")
+        left = tuple(row for row in request.region_rows if row.region not in _OF_CHANNELS_LAST)
         request = replace(request, region_rows=left)
     taken = lower(module.graph, request, ())
     return [replace(region, backward=backward) for region in taken]

@@ -18,6 +18,7 @@ enum Region : int {
   kGroupNorm,
   kMklLinear,
   kTrainingConvolution,
+  kWeightGradient,
   kRegions
 };
 

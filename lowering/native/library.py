@@ -42,6 +42,7 @@ COUNTED = (
     ("group_norm", "openmp"),
     ("linear", "mkl"),
     ("training_convolution", "openmp"),
+    ("weight_gradient", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

@@ -95,6 +95,12 @@ def _training_convolution(
     return _convolution(x, used, bias, *(None,) * 4, 0.0, stride, padding, dilation, rows=rows)
 
 
+def _weight_gradient(
+    grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], *_: object
+) -> torch.Tensor:
+    return x.new_empty((grad.shape[1], x.shape[1], *kernel))
+
+
 def _channels_last(like: torch.Tensor, channels: int, sizes: Sequence[int]) -> torch.Tensor:
     """In memory, also for images with one row (1-D)."""
     return like.new_empty((like.shape[0], *sizes, channels)).movedim(-1, 1)
@@ -226,6 +232,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::openmp_training_convolution", _training_convolution)
+    register_fake("kernel_dispatch::openmp_weight_gradient", _weight_gradient)
     register_fake("kernel_dispatch::openmp_transposed_convolution", _transposed_convolution)
     register_fake("kernel_dispatch::mha_attention", _attention)
     register_fake("kernel_dispatch::openmp_product", _product)

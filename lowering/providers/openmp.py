@@ -30,6 +30,7 @@ from lowering.regions.recurrent import GATES, Recurrent, read
 from lowering.regions.softmax import Softmax
 from lowering.regions.training_convolution import TrainingConvolution
 from lowering.regions.transposed_convolution import TransposedConvolution
+from lowering.regions.weight_gradient import WeightGradient
 from lowering.regions.widening import narrowed, widened
 
 ABILITIES = Abilities(frozenset(ACTIVATIONS) - {"none"}, before=True, times=True, after=True)
@@ -215,6 +216,31 @@ def _refuses_training_convolution(match: TrainingConvolution) -> str:
 _FEWEST_PIXELS = 1024
 
 
+def _emit_weight_gradient(graph: fx.Graph, match: WeightGradient, epilogue: Epilogue) -> fx.Node:
+    where = (match.kernel, match.stride, match.padding, match.dilation)
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.openmp_weight_gradient.default,
+        (match.grad, match.image, *where),
+    )
+    given: Any = match.backward.args
+    *rest, mask = given
+    match.backward.args = (*rest, [mask[0], False, mask[2]])
+    return new
+
+
+def _refuses_weight_gradient(match: WeightGradient) -> str:
+    if not machine.cpu().ends_at_avx2:
+        return "with AVX-512 it was not measured against oneDNN"
+    if match.inputs < _FEWEST_INPUTS:
+        return f"{match.inputs} inputs leave most of openmp's vectors empty"
+    if math.prod(match.kernel) == 1:
+        return "oneDNN is as fast on 1x1 kernels"
+    return ""
+
+
+_FEWEST_INPUTS = 16  # 3 took twice oneDNN's time
+
+
 def _emit_random(graph: fx.Graph, match: RandomNumbers, epilogue: Epilogue) -> fx.Node:
     operands = (match.size, match.seed, match.normal)
     return graph.call_function(torch.ops.kernel_dispatch.openmp_random.default, operands)
@@ -321,6 +347,10 @@ PROVIDER = Provider(
             _emit_training_convolution,
             refuses=_refuses_training_convolution,
             packed_element=lambda match: 0,
+        ),
+        "weight_gradient": RegionMaker(
+            _emit_weight_gradient,
+            refuses=_refuses_weight_gradient,
         ),
         "random": RegionMaker(_emit_random),
         "softmax": RegionMaker(_emit_softmax),

@@ -97,7 +97,7 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[TrainingConvolution]:
 
 def _forward(node: Any) -> TrainingConvolution | None:
     image, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-    if transposed or groups != 1 or not _are_images(image, weight, node) or _lies_as_both(image):
+    if transposed or groups != 1 or not are_images(image, weight, node) or _lies_as_both(image):
         return None
     stride, padding, dilation = (for_each(one, weight) for one in (stride, padding, dilation))
     return TrainingConvolution(node, image, weight, bias, stride, padding, dilation)
@@ -108,7 +108,7 @@ def _of_the_image(node: Any) -> TrainingConvolution | None:
     made = [user for user in node.users if user.args[1] == 0]
     if transposed or groups != 1 or not mask[0] or len(made) != 1:
         return None
-    if made[0].target is not operator.getitem or not _are_images(grad, weight, image):
+    if made[0].target is not operator.getitem or not are_images(grad, weight, image):
         return None
     if _lies_as_both(grad):
         return None
@@ -130,7 +130,7 @@ def _lies_as_both(image: fx.Node) -> bool:
     return lies_in_rows(value) and lies_channels_last(value)
 
 
-def _are_images(*nodes: fx.Node) -> bool:
+def are_images(*nodes: fx.Node) -> bool:
     values = [node.meta["val"] for node in nodes]
     return all(
         value.dim() == 4 and value.dtype is torch.float32 and value.device.type == "cpu"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering import convolution_gradients, machine
+from lowering import convolution_gradients
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.numerics import assert_contract
 from tests.support.regions import no_cached_graphs
@@ -108,12 +108,10 @@ def generated_for(model: nn.Module, x: Tensor, wanted: bool | None) -> str:
 
 @pytest.mark.parametrize(("wanted", "size"), [(None, 9), (True, 9), (None, 60), (False, 60)])
 def test_weights_are_laid_out_again_for_large_images(wanted: bool | None, size: int) -> None:
-    """Channels last, every step copies them, and their gradients back; with AVX2 oneDNN is slower
-    there. The user's wish counts."""
+    """Channels last, every step copies them, and their gradients back. The user's wish counts."""
     model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
     code = generated_for(model, torch.randn(2, 16, size, 8), wanted)
-    pays = size == 60 and not machine.cpu().ends_at_avx2
-    assert weights_laid_out_again(code) is (pays if wanted is None else wanted)
+    assert weights_laid_out_again(code) is (size == 60 if wanted is None else wanted)
 
 
 def test_images_lie_channels_last_where_no_weight_is_copied() -> None:

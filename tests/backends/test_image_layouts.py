@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering import image_layouts, machine
+from lowering import image_layouts
 
 pytestmark = pytest.mark.quick
 
@@ -33,30 +32,14 @@ def graph_of(layer: nn.Module, x: Tensor, tracing: str = "fake") -> Any:
     return traced.graph
 
 
-def with_vectors(monkeypatch: pytest.MonkeyPatch, isa: set[str]) -> None:
-    facts = dataclasses.replace(machine.cpu(), isa=frozenset(isa))
-    monkeypatch.setattr(machine, "cpu", lambda: facts)
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_vectors(monkeypatch, {"avx2", "avx512f"})
+def test_training(name: str) -> None:
     layer, sizes, wanted = CASES[name]
     told = image_layouts.config_for(graph_of(layer, torch.randn(sizes)), training=True)
     assert told == ({} if wanted is None else {"layout_optimization": wanted})
 
 
-@pytest.mark.parametrize("name", ["large images", "1x1", "depthwise"])
-def test_training_with_avx2_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients of weights above 1x1 are slower channels last there."""
-    with_vectors(monkeypatch, {"avx2"})
-    layer, sizes, _ = CASES[name]
-    told = image_layouts.config_for(graph_of(layer, torch.randn(sizes)), training=True)
-    assert told == {"layout_optimization": name != "large images"}
-
-
-def test_sizes_that_change_count_as_they_were_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_vectors(monkeypatch, {"avx2", "avx512f"})
+def test_sizes_that_change_count_as_they_were_traced() -> None:
     graph = graph_of(nn.Conv2d(8, 8, 3), torch.randn(2, 8, 40, 40), "symbolic")
     assert image_layouts.config_for(graph, training=True) == {"layout_optimization": True}
 

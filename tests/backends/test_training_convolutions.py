@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowering import image_layouts, machine
+from lowering import machine
 from tests.support.compiling import compile_at, size_limits_lifted
 from tests.support.numerics import assert_contract
 from tests.support.regions import kernels, no_cached_graphs
@@ -24,9 +24,8 @@ OPERATOR = "openmp_training_convolution"
 
 
 @pytest.fixture(autouse=True)
-def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rows() -> Iterator[None]:
     kernels()
-    monkeypatch.setattr(image_layouts, "_SLOW_WITH_AVX2", 1.0)
     with size_limits_lifted(), no_cached_graphs():
         yield
 

@@ -160,7 +160,7 @@ OURS = {
     "transposed_convolution:openmp",
 }
 # of two tensors that both may change, so in training as well
-PRODUCTS = {"product:openmp", "training_convolution:openmp"}
+PRODUCTS = {"product:openmp", "training_convolution:openmp", "weight_gradient:openmp"}
 # mostly, but noise is drawn in inference too, and classes are weighed
 TRAINED = {"batch_norm:openmp", "random:openmp", "softmax:openmp"}
 IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
