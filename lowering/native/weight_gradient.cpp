@@ -3,9 +3,11 @@
 // Of each tap a product: outputs x pixels, by pixels x inputs, one of them moved. Some hundred pixels
 // at a time are laid out once for all taps, the image with its zeros around it; a chain is as long.
 
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <vector>
 
 #include "counters.h"
@@ -158,19 +160,27 @@ struct Panels {
   int64_t size() const { return taps * kOutputs * kInputs; }
 };
 
-// [inputs / 16][outputs / 6][taps][6][16] (with vectors of 8) to [outputs][inputs][taps].
-void put_in_order(float* to, const float* sums, const Sizes& s, const Panels& panels) {
+// [inputs / 16][outputs / 6][taps][6][16] (with vectors of 8) to [outputs][inputs][taps]. Are all
+// finite?
+bool put_in_order(float* to, const float* sums, const Sizes& s, const Panels& panels) {
+  std::atomic<bool> finite{true};
   for_each_item(s.outputs, threads(), [&](int64_t o) {
     float* next = to + o * s.inputs * panels.taps;
+    float zero = 0.0f;
     for (int64_t i = 0; i < s.inputs; i++) {
       const int64_t panel = i / kInputs * panels.outputs + o / kOutputs;
       const float* from = sums + panel * panels.size() + o % kOutputs * kInputs + i % kInputs;
-      for (int64_t t = 0; t < panels.taps; t++) *next++ = from[t * kOutputs * kInputs];
+      for (int64_t t = 0; t < panels.taps; t++) {
+        *next++ = from[t * kOutputs * kInputs];
+        zero += from[t * kOutputs * kInputs] * 0.0f;
+      }
     }
+    if (zero != 0.0f) finite = false;
   });
+  return finite;
 }
 
-void weight_gradient_of(float* to, const float* grad, const float* image, const Window& window,
+bool weight_gradient_of(float* to, const float* grad, const float* image, const Window& window,
                         const Sizes& s) {
   const int64_t width = window.reach(1, s.result[1]);
   const Panels panels{ceil_div(s.outputs, int64_t{kOutputs}), ceil_div(s.inputs, kInputs),
@@ -208,7 +218,7 @@ void weight_gradient_of(float* to, const float* grad, const float* image, const 
       }
     });
   }
-  put_in_order(to, into, s, panels);
+  return put_in_order(to, into, s, panels);
 }
 
 Tensor weight_gradient(const Tensor& grad, const Tensor& x, at::IntArrayRef kernel,
@@ -226,9 +236,13 @@ Tensor weight_gradient(const Tensor& grad, const Tensor& x, at::IntArrayRef kern
   if (out.numel() == 0) return out;
   if (grad.numel() == 0 || x.numel() == 0) return out.zero_();
   const Tensor own_grad = channels_last(grad), own_x = channels_last(x);
-  weight_gradient_of(out.mutable_data_ptr<float>(), own_grad.const_data_ptr<float>(),
-                     own_x.const_data_ptr<float>(), window, sizes);
-  return out;
+  if (weight_gradient_of(out.mutable_data_ptr<float>(), own_grad.const_data_ptr<float>(),
+                         own_x.const_data_ptr<float>(), window, sizes))
+    return out;
+  // Infinite times the zeros around an image is no number. oneDNN leaves them out.
+  const auto theirs = at::convolution_backward(own_grad, own_x, out, std::nullopt, stride, padding,
+                                               dilation, false, {0, 0}, 1, {false, true, false});
+  return std::get<1>(theirs).contiguous();
 }
 
 const from_python::Offered offered("openmp_weight_gradient", from_python::entry<weight_gradient>);
@@ -244,6 +258,11 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
 
 TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
   library.impl("openmp_weight_gradient", weight_gradient);
+}
+
+// Part of the backward that AOTAutograd made, which does not differentiate it.
+TORCH_LIBRARY_IMPL(kernel_dispatch, Autograd, library) {
+  library.impl("openmp_weight_gradient", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace kd

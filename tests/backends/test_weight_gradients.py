@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lowering import machine
 from tests.backends.test_training_convolutions import Several, assert_trains, stem
@@ -26,6 +27,25 @@ def rows() -> Iterator[None]:
         yield
 
 
+def given(channels: tuple[int, int], image: tuple[int, ...], layer: dict[str, object]) -> Any:
+    own = nn.Conv2d(*channels, **layer)  # type: ignore[arg-type]
+    x = torch.randn(image[0], channels[0], *image[1:]).to(memory_format=torch.channels_last)
+    return own, torch.randn_like(own(x)), x
+
+
+def eagers(own: nn.Conv2d, grad: Tensor, x: Tensor) -> Tensor:
+    where = (own.stride, own.padding, own.dilation, False, [0, 0], 1, [False, True, False])
+    weight = own.weight.to(x.dtype)
+    gradient: Tensor = aten.convolution_backward(grad, x, weight, None, *where)[1]
+    return gradient
+
+
+def ours(own: nn.Conv2d, grad: Tensor, x: Tensor) -> Tensor:
+    where = (own.kernel_size, own.stride, own.padding, own.dilation)
+    gradient: Tensor = torch.ops.kernel_dispatch.openmp_weight_gradient(grad, x, *where)
+    return gradient
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
@@ -43,26 +63,28 @@ def test_the_operator(
     channels: tuple[int, int], image: tuple[int, ...], layer: dict[str, object], threads: int
 ) -> None:
     """Lines of several images in a chunk, odd channels, and tangents in rows as well."""
-    own = nn.Conv2d(*channels, **layer)  # type: ignore[arg-type]
-    x = torch.randn(image[0], channels[0], *image[1:]).to(memory_format=torch.channels_last)
-    grad = torch.randn_like(own(x))
-    where = (list(own.stride), list(own.padding), list(own.dilation))
-    mask = [False, True, False]
-    eager, exact = (
-        aten.convolution_backward(
-            grad.to(kind), x.to(kind), own.weight.to(kind), None, *where, False, [0, 0], 1, mask
-        )[1]
-        for kind in (torch.float32, torch.float64)
-    )
+    own, grad, x = given(channels, image, layer)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        ours = torch.ops.kernel_dispatch.openmp_weight_gradient
-        got = ours(grad, x, list(own.kernel_size), *where)
+        got = ours(own, grad, x)
     finally:
         torch.set_num_threads(before)
     assert got.shape == own.weight.shape and got.is_contiguous()
-    assert_contract(got, eager, exact, str(layer))
+    exact = eagers(own, grad.double(), x.double())
+    assert_contract(got, eagers(own, grad, x), exact, str(layer))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize("of_image", [False, True])
+def test_what_is_not_finite_stays_where_it_is(number: float, of_image: bool) -> None:
+    """At an edge: infinite times the zeros around an image would be no number."""
+    own, grad, x = given((20, 13), (2, 9, 11), {"kernel_size": 3, "padding": 1})
+    (x if of_image else grad)[1, 2, 0, -1] = number
+    got, eager = ours(own, grad, x), eagers(own, grad, x)
+    assert 0 < (~eager.isfinite()).sum() < eager.numel() / 4
+    torch.testing.assert_close(got, eager, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 @taken
