@@ -64,7 +64,13 @@ _REGIONS = {
 }
 _OUR_LINEARS, _OUR_CONVOLUTIONS = ("linear", "openmp"), ("convolution", "openmp")
 # Their results may lie in memory in another way than torch's.
-_LAY_OUT_OTHERWISE = ("convolution", "transposed_convolution", "attention", "rope")
+_LAY_OUT_OTHERWISE = (
+    "convolution",
+    "transposed_convolution",
+    "attention",
+    "rope",
+    "weight_gradient",
+)
 _OF_CHANNELS_LAST = ("training_convolution", "weight_gradient")
 
 

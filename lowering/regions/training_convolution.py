@@ -112,13 +112,14 @@ def _of_the_image(node: Any) -> TrainingConvolution | None:
         return None
     if _lies_as_both(grad):
         return None
+    strides, paddings, dilations = (for_each(one, weight) for one in (stride, padding, dilation))
+    if any(step != 1 for step in strides) or not are_numbers(*paddings, *dilations):
+        return None
     sizes = weight.meta["val"].shape[2:]
-    strides, dilations = for_each(stride, weight), for_each(dilation, weight)
     around = [
-        step * (size - 1) - pad
-        for size, pad, step in zip(sizes, for_each(padding, weight), dilations, strict=True)
+        step * (size - 1) - pad for size, pad, step in zip(sizes, paddings, dilations, strict=True)
     ]
-    if any(step != 1 for step in strides) or min(around) < 0:
+    if min(around) < 0:
         return None
     return TrainingConvolution(made[0], grad, weight, None, strides, around, dilations, node)
 
@@ -136,3 +137,8 @@ def are_images(*nodes: fx.Node) -> bool:
         value.dim() == 4 and value.dtype is torch.float32 and value.device.type == "cpu"
         for value in values
     )
+
+
+def are_numbers(*sizes: Any) -> bool:
+    """Known while compiling, not nodes."""
+    return all(isinstance(size, int) for size in sizes)

@@ -15,7 +15,7 @@ from lowering.capability import Work
 from lowering.graphs import hint
 from lowering.outputs import lies_channels_last
 from lowering.regions.convolution import for_each
-from lowering.regions.training_convolution import are_images
+from lowering.regions.training_convolution import are_images, are_numbers
 from lowering.regions.weights import Stays
 
 aten = torch.ops.aten
@@ -71,6 +71,8 @@ def _match(node: Any) -> WeightGradient | None:
     if transposed or groups != 1 or not mask[1] or len(made) != 1:
         return None
     if made[0].target is not operator.getitem or not are_images(grad, image, weight):
+        return None
+    if not are_numbers(*weight.meta["val"].shape):
         return None
     stride, padding, dilation = (for_each(one, weight) for one in (stride, padding, dilation))
     return WeightGradient(made[0], node, grad, image, stride, padding, dilation)

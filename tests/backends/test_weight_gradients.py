@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from lowering import machine
 from tests.backends.test_training_convolutions import Several, assert_trains, stem
-from tests.support.compiling import size_limits_lifted
+from tests.support.compiling import compile_at, size_limits_lifted
+from tests.support.modules import Of
 from tests.support.numerics import assert_contract
 from tests.support.regions import kernels, no_cached_graphs
-from tests.support.reports import graph_reports
+from tests.support.reports import fallbacks_of, graph_reports
 
 aten = torch.ops.aten
 taken = pytest.mark.skipif(not machine.cpu().ends_at_avx2, reason="taken with AVX2 alone")
@@ -96,3 +97,47 @@ def test_they_are_taken() -> None:
     (graph,) = graph_reports(compiled)
     (row,) = [one for one in graph.as_dict()["regions"] if one["region"] == "weight_gradient"]
     assert (row["provider"], row["count"], row["backward"]) == ("openmp", 2, True)
+
+
+@taken
+def test_padding_that_changes() -> None:
+    """A number that is not known while compiling, where the image needs a gradient, too."""
+    layer = nn.Conv2d(24, 22, 3, bias=False)
+
+    def padded(m: Any, x: Tensor, padding: int) -> Tensor:
+        return nn.functional.conv2d(x * 1.5, m.layer.weight, None, 1, padding).relu()
+
+    model = Of(padded, layer=layer)
+    compiled = compile_at("O2", model, dynamic=True)
+    for padding in (2, 4):
+        x = torch.randn(2, 24, 20, 21).to(memory_format=torch.channels_last)
+        found = []
+        for one in (compiled, model):
+            own = x.detach().clone().requires_grad_()
+            one(own, padding).square().mean().backward()
+            assert own.grad is not None and layer.weight.grad is not None
+            found.append((own.grad, layer.weight.grad))
+            layer.weight.grad = None
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    assert not fallbacks_of(compiled), fallbacks_of(compiled)
+    rows = [row for graph in graph_reports(compiled) for row in graph.as_dict()["regions"]]
+    assert "weight_gradient" in {row["region"] for row in rows}
+
+
+@taken
+def test_a_gradient_that_is_a_result_lies_as_eagers() -> None:
+    def own(m: Any, weight: Tensor, x: Tensor) -> Tensor:
+        def loss(weight: Tensor) -> Tensor:
+            return nn.functional.conv2d(x * 1.1, weight, padding=1).square().mean()
+
+        return torch.func.grad(loss)(weight)
+
+    x = torch.randn(2, 24, 40, 41).to(memory_format=torch.channels_last)
+    model, weight = Of(own), torch.randn(24, 24, 3, 3)
+    with torch.no_grad():
+        compiled = compile_at("O2", model, dynamic=False)
+        got, eager = compiled(weight, x), model(weight, x)
+    assert got.stride() == eager.stride()
+    torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-5)
+    (graph,) = graph_reports(compiled)
+    assert "weight_gradient" in {row["region"] for row in graph.as_dict()["regions"]}
