@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.built_kernels import believed
+from tests.support.built_kernels import believed, keep
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 KERNELS = "kernels_*.so"
@@ -53,10 +52,8 @@ def lend_kernels(store: Path, folder: Path) -> None:
 def keep_kernels(store: Path, folder: Path) -> None:
     """What was built in this folder is there for the next process, and for the next run."""
     for built in folder.glob(KERNELS):
-        if not built.is_symlink() and not (store / built.name).exists():
-            half = store / f"{built.name}.{os.getpid()}"
-            shutil.copy(built, half)
-            half.replace(store / built.name)  # in one step: others may be reading
+        if not built.is_symlink():
+            keep(built, store)
     for old in sorted(store.glob(KERNELS), key=lambda file: -file.stat().st_mtime)[5:]:
         old.unlink(missing_ok=True)
 

@@ -1,7 +1,8 @@
 """`python -m tests.support.built_kernels [CACHE]`: the C++ kernels, where tests look for them.
 
 Workers that start together on a fresh machine would each build them for themselves, and so would
-every process that a test starts in the meantime. Without a compiler there is nothing to do.
+every process that a test starts in the meantime. Without a compiler there is nothing to do. What
+`make demo` built into the user's cache is taken from there: its name says what it was built from.
 
 The same goes for Inductor's question whether the compiler has the instruction sets that the CPU
 names: with an empty cache each process would compile some files for it, which takes half of the
@@ -12,12 +13,15 @@ CACHE is pytest's `cache_dir` of the run that follows; another torch has one of 
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
 import torch
 
-from lowering import machine
+from kernel_dispatch.settings import default_cache_folder
+from lowering import machine, toolchain
 from lowering.native import library
 
 CACHE = Path(__file__).parents[2] / ".pytest_cache"
@@ -33,8 +37,26 @@ def store_in(cache: Path) -> Path:
 
 def build(store: Path) -> str:
     library.keep_in(store)
+    _take_from(default_cache_folder(), store)
     found = library.probe()
     return f"kernels: {found.details.get('library', found.reason)}"
+
+
+def _take_from(folder: Path, store: Path) -> None:
+    if not toolchain.probe().available:
+        return
+    built = folder / f"kernels_{library.fingerprint()}.so"
+    if built.is_file():
+        keep(built, store)
+
+
+def keep(built: Path, store: Path) -> None:
+    """In one step, for others may be reading; what the store has by this name is the same."""
+    if not (store / built.name).exists():
+        store.mkdir(parents=True, exist_ok=True)
+        half = store / f"{built.name}.{os.getpid()}"
+        shutil.copy(built, half)
+        half.replace(store / built.name)
 
 
 def ask_for_instruction_sets(store: Path) -> str:
