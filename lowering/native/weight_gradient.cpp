@@ -23,6 +23,7 @@ constexpr int kVectors = 2;                     // of inputs
 constexpr int kOutputs = kLanes == 16 ? 12 : 6;  // accumulators beside them fill the registers
 constexpr int64_t kInputs = kVectors * kLanes;
 constexpr int64_t kPixels = 256;  // in a chain of sums, up to twice as many
+constexpr int64_t kLaidOut = 4 << 20;  // floats of images for a chunk
 
 struct Window {
   int64_t taps[2], stride[2], padding[2], dilation[2];
@@ -61,10 +62,12 @@ struct Chunk {
   }
 };
 
-// So that all chunks have about as many.
-int64_t lines_of_chunk(const Sizes& s) {
+// So that all chunks have about as many. Where a pixel is the result of a whole image, so many
+// pixels would be as many images: there the memory that they are laid out in decides.
+int64_t lines_of_chunk(const Window& window, const Sizes& s) {
   const int64_t lines = s.images * s.result[0];
-  const int64_t chunks = std::max<int64_t>(1, lines * s.result[1] / kPixels);
+  const int64_t laid_out = lines * window.reach(0, 1) * window.reach(1, s.result[1]) * s.inputs;
+  const int64_t chunks = std::max({int64_t{1}, lines * s.result[1] / kPixels, laid_out / kLaidOut});
   return ceil_div(lines, std::min(chunks, lines));
 }
 
@@ -190,7 +193,7 @@ bool weight_gradient_of(float* to, const float* grad, const float* image, const 
   const Tensor sums = at::empty({panels.count() * panels.size()}, at::kFloat);
   float* const into = sums.mutable_data_ptr<float>();
   std::vector<float> images, grads;
-  const int64_t lines = s.images * s.result[0], step = lines_of_chunk(s);
+  const int64_t lines = s.images * s.result[0], step = lines_of_chunk(window, s);
   for (int64_t first = 0; first < lines; first += step) {
     const Chunk chunk(window, s, first, std::min(lines, first + step));
     const int64_t pixels = static_cast<int64_t>(chunk.lines.size()) * s.result[1];

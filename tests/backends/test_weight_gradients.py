@@ -59,6 +59,7 @@ def ours(own: nn.Conv2d, grad: Tensor, x: Tensor) -> Tensor:
         ((16, 16), (5, 7, 7), {"kernel_size": 7, "padding": 3}),
         ((32, 8), (9, 4, 4), {"kernel_size": 3, "stride": 3, "padding": 2, "dilation": 2}),
         ((3, 5), (2, 5, 6), {"kernel_size": 2}),
+        ((128, 6), (200, 14, 14), {"kernel_size": 14}),  # whole images: some at a time
     ],
 )
 def test_the_operator(
