@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 LANES := lane-xla lane-ipex lane-torch211 lane-newest
-.PHONY: demo test test-triton proofs quick sweep check format docs bench clean $(LANES)
+.PHONY: demo test test-triton wide proofs quick sweep check format docs bench clean $(LANES)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,9 +21,13 @@ $(READY): pyproject.toml
 demo: $(READY)  ## a real transformer: times of eager, inductor and unified O0-O3, and the report
 	$(BIN)/python -m benchmarks.demo
 
-test: $(READY) test-triton  ## the whole suite but the proofs, under 20 minutes on 2 cores of Zen 5
+test: $(READY) test-triton  ## every test, with a sample of its cases: under 20 minutes on 2 cores
 	$(BIN)/python -m tests.support.built_kernels
-	$(TESTS) -n 2 --dist loadfile -m "not proof"
+	$(TESTS) -n 2 --dist worksteal -m "not proof and not wide"
+
+wide: $(READY)  ## the cases that `make test` leaves out
+	$(BIN)/python -m tests.support.built_kernels
+	$(TESTS) -n 2 --dist worksteal -q -m "wide and not proof"
 
 test-triton: $(READY)  ## Triton's kernels in its interpreter, forward and backward, against float64
 	TRITON_INTERPRET=1 $(TESTS) -n 2 --dist worksteal -q tests/kernels/triton

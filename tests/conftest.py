@@ -13,9 +13,14 @@ import pytest
 import torch
 
 from tests.support.built_kernels import believed, keep
+from tests.support.tiers import leave_to_the_wide_tier
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 KERNELS = "kernels_*.so"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_the_wide_tier(items)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -51,6 +51,7 @@ def operators_of(name: str) -> frozenset[str]:
     return frozenset(backend.operators)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_garbage_in_the_padding_never_shows(name: str) -> None:
     assert operators_of(name) is not None
@@ -71,6 +72,7 @@ def _exists(name: str) -> bool:
 FILLS = [(name, operand) for name, kinds in NEUTRAL.items() for operand in range(len(kinds))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "operand"), FILLS)
 def test_without_one_fill_a_result_is_wrong(
     name: str, operand: int, monkeypatch: pytest.MonkeyPatch

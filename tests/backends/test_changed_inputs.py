@@ -61,6 +61,7 @@ def by_index(m: Any, x: Tensor) -> Tensor:
     return (x * m.weight * m.buffer).sin()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [by_a_running_square, by_a_sine, by_a_view, in_part, by_index])
 def test_gradients(function: Any) -> None:
     torch.manual_seed(0)
@@ -95,6 +96,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("activation", IN_PLACE.values(), ids=IN_PLACE)
 def test_what_was_computed_outside_is_changed_first(activation: nn.Module) -> None:
     """Torch raises behind a graph break, where the backward needs what the input was."""
@@ -342,6 +344,7 @@ EXCHANGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("function", EXCHANGES)
 def test_inputs_change_places(function: Callable[..., Any], level: str) -> None:
@@ -437,6 +440,7 @@ INTO_EXPANDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", INTO_EXPANDED)
 def test_what_is_put_into_an_expanded_tensor(name: str) -> None:
     """Inductor put it in place, into memory that all parts share."""

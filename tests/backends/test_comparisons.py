@@ -72,6 +72,7 @@ def all_at_once(dtype: torch.dtype) -> Callable[[Tensor, Tensor], list[Any]]:
     return lambda x, y: [case(x, y) for case in cases.values()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_compiled(dtype: torch.dtype) -> None:
     function = all_at_once(dtype)

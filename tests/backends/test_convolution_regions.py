@@ -69,6 +69,7 @@ def test_groups_that_do_not_fill_vectors(monkeypatch: pytest.MonkeyPatch, provid
     assert last == ("convolution", "openmp", len(kinds), len(kinds)), graph_reports(half)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("channels", [2, 3, 4, 8, 12, 20])
 def test_few_channels_and_neighbouring_pixels_in_a_vector(channels: int) -> None:
     """Of whole and of cut lines, with what is done to outputs, and what is read beside them."""
@@ -139,6 +140,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @places()
 @pytest.mark.parametrize("batch", [1, 3])
 def test_kinds(place: str, batch: int) -> None:
@@ -566,6 +568,7 @@ def test_dynamic_sizes_of_a_returned_image(place: str) -> None:
     assert_ran_as_planned(compiled, level_of(place))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @places()
 def test_half_precision(place: str, dtype: torch.dtype) -> None:

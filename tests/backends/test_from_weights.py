@@ -160,6 +160,7 @@ def same(compiled: Any, model: Any, *inputs: Tensor) -> None:
     torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", MODELS)
 def test_numbers_and_report(name: str, level: str, computed: list[int]) -> None:
@@ -397,6 +398,7 @@ NOT_LEFT = {"a size of the input": 1, "returned": 1}
 WRITING = [name for name in LEFT if "written" in name or "in place" in name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level, name", [("O1", n) for n in LEFT] + [("O2", n) for n in WRITING])
 def test_what_stays(level: str, name: str) -> None:
     assert_stays(level, Holding(LEFT[name]), [rows()], NOT_LEFT.get(name, 0))
@@ -538,6 +540,7 @@ def test_autocast_within_it(level: str) -> None:
     assert_computed_ahead(compiled, 0, 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["positions", "adapter", "weight norm, linear"])
 def test_sizes_that_change(name: str, level: str, computed: list[int]) -> None:
@@ -705,6 +708,7 @@ WHOLE: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Tensor]]], int]] 
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_models(name: str, level: str) -> None:

@@ -131,6 +131,7 @@ MODELS: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("last", [False, True], ids=["rows", "channels last"])
 @pytest.mark.parametrize("name", MODELS)

@@ -291,6 +291,7 @@ def needs(place: str, dtype: torch.dtype) -> None:
     pytest.skip("oneDNN has no bfloat16 on this processor")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("place", "dtype"), HALVES, ids=str)
 def test_half_precision_models(place: str, dtype: torch.dtype) -> None:
     needs(place, dtype)
@@ -301,6 +302,7 @@ def test_half_precision_models(place: str, dtype: torch.dtype) -> None:
     assert_regions(compiled, ("linear", provider_at(place), 2, 4))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("place", "dtype"), HALVES, ids=str)
 def test_autocast(place: str, dtype: torch.dtype) -> None:
     """The weight stays float32; what is kept packed is its other form, and it stays fresh."""

@@ -53,6 +53,7 @@ class AsOnMetal(nn.Module):
         return torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], self.weight, 1e-6)[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ def halves(x: Tensor) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), -1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("turned", [neighbours, parts, halves])
@@ -198,6 +200,7 @@ STEPS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", STEPS)

@@ -94,6 +94,7 @@ def held_in_one_call(model: nn.Module, x: Tensor, convolutions: int) -> Any:
     return compiled
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("channels", [24, 5], ids=["24 channels", "5 channels"])
 @pytest.mark.parametrize("function", CASES.values(), ids=CASES.keys())
 def test_between_convolutions(function: Callable[..., Tensor], channels: int) -> None:

@@ -84,6 +84,7 @@ def regions(compiled: Any) -> list[tuple[str, str, int, int]]:
     ]
 
 
+@pytest.mark.sampled(2)
 @LEVELS
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(ROWS,), (2, ROWS // 2)], ids=["2d", "3d"])

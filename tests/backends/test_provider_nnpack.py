@@ -82,6 +82,7 @@ def by_nnpack(compiled: Any) -> list[int]:
     return [row[3] for row in regions(compiled) if row[1] == "nnpack"]
 
 
+@pytest.mark.sampled(2)
 @LEVELS
 @pytest.mark.parametrize("kernel", [5, 7, 8, 9, (5, 7), (5, 9)], ids=str)
 def test_numbers_and_report(level: str, kernel: int | tuple[int, int]) -> None:
@@ -177,6 +178,7 @@ def test_special_values_stay_where_they_are(level: str, value: float) -> None:
     assert sum(by_nnpack(compiled)) == 1
 
 
+@pytest.mark.sampled(2)
 @LEVELS
 @pytest.mark.parametrize(
     ("layer", "shape"),

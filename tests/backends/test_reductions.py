@@ -261,6 +261,7 @@ def test_equal_numbers_do_not_vary() -> None:
 LOSSES = ("mean", "sum", "std")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", [3, 3000])
 @pytest.mark.parametrize("sizes", [(20,), (7, 300), (4, 16, 18)])
 def test_losses_over_batches_that_change(sizes: tuple[int, ...], first: int) -> None:

@@ -92,12 +92,14 @@ TOGETHER = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("name", "layout"), LAID_OUT)
 def test_outputs_and_gradients(name: str, layout: str, training: bool) -> None:
     assert_computed("O1", [(name, layout)], training)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("cases", TOGETHER.values(), ids=TOGETHER)
 def test_outputs_and_gradients_at_o2(cases: list[tuple[str, str]], training: bool) -> None:
@@ -131,6 +133,7 @@ def strides(found: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: x.stride() for name, x in found.items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 @pytest.mark.parametrize("shape", [LINE, IMAGE, VOLUME], ids=["line", "image", "volume"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -148,6 +151,7 @@ def test_nearest_neighbours(level: str, shape: tuple[int, ...], mode: str) -> No
     assert row[1:3] == ("eager" if level == "O1" else "inductor", 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_to_others(name: str) -> None:
     function, shape = LEFT[name]
@@ -212,6 +216,7 @@ def test_sizes_that_change() -> None:
     assert sum(row[2] for row in region_rows(compiled)) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("kind", ["vmap", "jvp", "grad"])
 def test_function_transforms(kind: str, level: str) -> None:

@@ -233,6 +233,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", CASES)
 def test_forward(name: str, level: str) -> None:
@@ -420,6 +421,7 @@ TRAINED: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", TRAINED)
 def test_training(name: str, level: str) -> None:
@@ -480,6 +482,7 @@ def shaped(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return (x.softmax(-1) @ x.t()).relu() + x.shape[0], x.shape[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("dynamic", "graphs"), [(True, 1), (False, 4), (None, 2)])
 def test_dynamic(level: str, dynamic: bool | None, graphs: int) -> None:

@@ -436,6 +436,7 @@ def test_inductors_own_random_numbers_can_be_eagers() -> None:
     torch.testing.assert_close(compiled(x), expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_freezing_keeps_each_models_own_weights(everywhere: bool, dynamic: bool) -> None:

@@ -297,6 +297,7 @@ def test_targets_of_time_and_memory_are_for_one_shape() -> None:
 # --- models of other packages ---------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workload", zoo.workloads(2), ids=lambda workload: workload.name)
 def test_a_model_of_another_package_is_built_and_alive(workload: Workload) -> None:
     if reason := workload.missing():

@@ -205,6 +205,7 @@ def test_float32_is_close_to_float64(name: str) -> None:
     assert float32_error(case, outputs(case)) < FLOAT32_ERROR
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ONE_GRAPH)
 def test_dynamo_captures_one_graph(name: str) -> None:
     case = small(name)
@@ -254,6 +255,7 @@ def full_size() -> dict[str, str]:
     return {}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_set_in_full_size(name: str, full_size: dict[str, str]) -> None:

@@ -52,6 +52,8 @@ BY_NAME = {lane.name: lane for lane in LANES}
 MAIN = (
     ("-m", "quick", "tests"),
     (
+        "-m",
+        "not wide",
         "tests/lanes/window",
         *(
             f"tests/backends/test_{name}.py"
@@ -65,6 +67,12 @@ MAIN = (
             )
         ),
     ),
-    ("tests/models/test_models.py", "-k", "(decoder or cnn) and not encoder and not o3"),
+    (
+        "-m",
+        "not wide",
+        "tests/models/test_models.py",
+        "-k",
+        "(decoder or cnn) and not encoder and not o3",
+    ),
 )
 SHORT = (MAIN[0], ("tests/lanes/window",))
