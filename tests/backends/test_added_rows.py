@@ -76,6 +76,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(PLACES, SIZE), places(), torch.randn(ROWS, SIZE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ADDED)
 def test_torchs_kernel_adds(name: str, team: int) -> None:
     """One thread adds in a loop of Inductor's, without atomic additions."""
@@ -88,6 +89,7 @@ def test_torchs_kernel_adds(name: str, team: int) -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LEFT)
 def test_left(name: str) -> None:
     model, given = model_of(LEFT[name]), inputs()

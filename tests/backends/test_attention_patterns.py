@@ -70,6 +70,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_inference(name: str) -> None:
     torch.manual_seed(0)
@@ -79,6 +80,7 @@ def test_inference(name: str) -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_gradients(name: str) -> None:
     torch.manual_seed(0)

@@ -80,6 +80,7 @@ def trained(model: Any, of: nn.Module, x: Tensor, grad: Tensor) -> list[Tensor]:
     return [*found, *(one.clone() for one in of.buffers())]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_training(name: str) -> None:
     make, given, count = CASES[name]
@@ -142,6 +143,7 @@ def test_sizes_that_change() -> None:
     assert not fallbacks_of(compiled)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_gradients_lie_as_images_whose_sizes_change(channels_last: bool) -> None:
     """Strides of unknown sizes can be put into order by what is known of the sizes only."""

@@ -87,6 +87,7 @@ SHRINKING: dict[str, nn.Module] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pool", SHRINKING.values(), ids=SHRINKING.keys())
 def test_pools(pool: nn.Module) -> None:
     """Of more channels than two vectors have, of one vector's, and of fewer: a call for each."""
@@ -231,6 +232,7 @@ KERNELS: dict[str, nn.Module] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
 def test_every_kernel_reads_and_writes_some_channels(kernel: nn.Conv2d) -> None:
     """Of a larger image, whose other channels stay what they are."""

@@ -57,6 +57,7 @@ def test_garbage_in_the_padding_never_shows(name: str) -> None:
     assert operators_of(name) is not None
 
 
+@pytest.mark.wide
 def test_every_rule_has_a_sample() -> None:
     seen = frozenset().union(*map(operators_of, BY_NAME))
     known = {name for name in RULES if _exists(name)}

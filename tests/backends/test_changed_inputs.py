@@ -164,6 +164,7 @@ def added_by_index(x: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [then_added, then_moved, added_by_index])
 def test_read_at_other_places(function: Any, dynamic: bool) -> None:
@@ -225,6 +226,7 @@ MOVED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", MOVED.values(), ids=MOVED)
 def test_an_input_becomes_itself_in_another_order(function: Callable[[Tensor], Any]) -> None:
     compiled = compile_at("O2", Of(lambda m, y: function(y)))

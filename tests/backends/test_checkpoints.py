@@ -88,6 +88,7 @@ def test_the_gradient_is_of_the_numbers_that_the_result_was_computed_with(level:
     assert_ran_as_planned(compiled, level)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", [WithStatistics, Selective])
 def test_a_training_step(make: Callable[[], nn.Module], level: str) -> None:

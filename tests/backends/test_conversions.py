@@ -41,6 +41,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
     return (x / 240 if dtype.is_floating_point else x).to(dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("given", DTYPES, ids=str)
 def test_every_bit_is_eagers(given: torch.dtype) -> None:
     x = numbers(given)

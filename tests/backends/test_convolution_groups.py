@@ -167,6 +167,7 @@ def with_layers(function: Any, wide: int) -> Of:
     return Of(function, **layers)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", IN_PLACE)
 def test_sums_may_lie_where_one_of_their_terms_lay(function: Any) -> None:
     """Of products of single pixels; deep ones (300) are stored before they are finished."""

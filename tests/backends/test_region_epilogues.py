@@ -261,6 +261,7 @@ def test_wider_addends(place: str) -> None:
     assert_regions(compiled, ("linear", provider_at(place), 2, 2))
 
 
+@pytest.mark.sampled(2)
 @PARTS
 @places()
 def test_addends_that_lie_otherwise_in_memory(place: str, part: Callable[[], Any]) -> None:

@@ -106,6 +106,7 @@ def at_o1(region: str, device: str) -> bool:
     return region == "attention" or (region == "convolution" and device.startswith("cuda"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", INFERENCE)
 def test_every_region_is_planned_as_the_table_says(name: str) -> None:
     model, inputs = case(name)
@@ -142,6 +143,7 @@ def dry_runs(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[tuple[st
     return told
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", ["decoder", "cnn", "qwen3"])
 def test_what_was_lowered_still_computes_the_model(name: str, training: bool) -> None:

@@ -209,6 +209,7 @@ FITS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", FITS.values(), ids=FITS.keys())
 def test_what_fits_is_found_and_leaves_cpu_tensors_where_they_are(
     python: Python, tmp_path: Path, case: Case
