@@ -4,9 +4,10 @@
 
 #include <algorithm>
 
-#include "convolution_rows.h"
+#include "all_layers.h"
 #include "counters.h"
 #include "from_python.h"
+#include "image_tensors.h"
 #include "layer_text.h"
 
 namespace kd {

@@ -4,10 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "convolution_layers.h"
-#include "convolution_rows.h"
+#include "all_layers.h"
 #include "counters.h"
 #include "from_python.h"
+#include "image_tensors.h"
 
 namespace kd {
 namespace {

@@ -1,16 +1,18 @@
-// Convolutions whose output is wanted in rows, as it is where a graph ends.
-#pragma once
+// Layers one behind the other, for all operators that have some: half a minute for the compiler.
+
+#include "all_layers.h"
 
 #include "convolution_layers.h"
 #include "pointwise_rows.h"
 
 namespace kd {
+namespace {
 
 // Images of this many floats, inputs and outputs, are worked on at a time, by each thread: what was
 // reordered is still in the second cache when it is read.
 constexpr int64_t kPortionFloats = 128 * 1024;
 
-inline PackedPtr packed_pointwise_rows(const Layer& layer, const ConvShape& shape) {
+PackedPtr packed_pointwise_rows(const Layer& layer, const ConvShape& shape) {
   const uint64_t form = 1ull << 41;
   const Norm& norm = layer.norm;
   const Lent from[] = {layer.weight, layer.bias, norm.weight, norm.bias, norm.mean, norm.var};
@@ -24,7 +26,7 @@ inline PackedPtr packed_pointwise_rows(const Layer& layer, const ConvShape& shap
   });
 }
 
-inline void pointwise_in_rows(const Layer& layer, const ConvShape& shape,
+void pointwise_in_rows(const Layer& layer, const ConvShape& shape,
                               at::ArrayRef<Tensor> given, float* to) {
   const PackedPtr packed = packed_pointwise_rows(layer, shape);
   std::vector<Tensor> rows;
@@ -40,7 +42,7 @@ inline void pointwise_in_rows(const Layer& layer, const ConvShape& shape,
                  threads());
 }
 
-inline std::vector<int64_t> sizes_of_last(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+std::vector<int64_t> sizes_of_last(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
   std::vector<std::vector<int64_t>> sizes;
   for (const Tensor& image : given) sizes.push_back(image.sizes().vec());
   for (const Layer& layer : layers) {
@@ -50,7 +52,23 @@ inline std::vector<int64_t> sizes_of_last(at::ArrayRef<Layer> layers, at::ArrayR
   return sizes.back();
 }
 
-inline Tensor all_in_rows(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+}  // namespace
+
+Tensor all_of(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
+  const auto dtype = given.front().scalar_type();
+  std::vector<bool> may_stay;
+  for (const Tensor& image : given)
+    may_stay.push_back(image.scalar_type() == at::kBFloat16 && lies_channels_last(image));
+  const KeptInBFloat16 kept(layers, may_stay, dtype == at::kBFloat16);
+  std::vector<Tensor> laid_out;
+  for (const Tensor& image : given) {
+    const bool stays = kept[static_cast<int64_t>(laid_out.size())];
+    laid_out.push_back(stays ? image : channels_last(in_numbers(image, at::kFloat)));
+  }
+  return in_numbers(Layers(layers, laid_out, kept).compute(), dtype);
+}
+
+Tensor all_in_rows(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
   if (const auto dtype = given.front().scalar_type(); dtype != at::kFloat) {
     std::vector<Tensor> floats;
     for (const Tensor& image : given) floats.push_back(image.to(at::kFloat));
