@@ -57,6 +57,7 @@ def test_every_bit_is_eagers(given: torch.dtype) -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("given", DTYPES, ids=str)
 def test_within_a_loop(given: torch.dtype) -> None:
     """To every dtype, each in a loop of its own, where one of both is short."""

@@ -53,6 +53,7 @@ def trained(model: Any, of: nn.Module, x: Tensor, first: bool = False) -> list[T
     return [out.detach(), *grads, *([] if first else [own.grad])]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["as torch lays them", "channels last"])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("name", CASES)

@@ -66,6 +66,7 @@ def held(model: nn.Module, x: Tensor, *, in_one_call: bool = True) -> None:
     assert ("enlarged" in detail) is in_one_call, detail
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("channels", [24, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_between_convolutions(name: str, channels: int) -> None:

@@ -49,6 +49,7 @@ def given() -> tuple[Tensor, Tensor]:
     return torch.randn(50, 160), torch.randint(0, 50, (40, 150))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_eagers_error(name: str) -> None:
     (function, _), (table, places) = FUNCTIONS[name], given()
@@ -92,6 +93,7 @@ def test_each_thread_may_find_an_error() -> None:
             compiled(table, places - 100)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("pad", [(0, 0, 1, 1), (2, 3), (2, 3, 1, 1)], ids=str)
 def test_under_a_mask(pad: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -59,6 +59,7 @@ def of_each(function: Callable[[Tensor], Tensor]) -> Callable[[Numbers, Numbers]
     return lambda xs, ys: [function(computed(xs[dtype], ys[dtype])) for dtype in DTYPES]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("extreme", EXTREMES.values(), ids=EXTREMES)
 def test_gradients(extreme: Callable[[Tensor], Tensor]) -> None:
     function = of_each(extreme)
@@ -83,6 +84,7 @@ def gradients(run: Callable[..., list[Tensor]], xs: Numbers, ys: Numbers) -> lis
     return [leaf.grad for leaf in leaves.values()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("compare", COMPARED.values(), ids=COMPARED)
 def test_comparisons(compare: Callable[[Tensor], Tensor]) -> None:
     function, given = of_each(compare), numbers()

@@ -39,6 +39,7 @@ def trained(model: Any, of: nn.Module, x: Tensor, first: bool) -> list[Tensor]:
     return [out.detach(), *(p.grad for p in of.parameters()), *([] if first else [own.grad])]  # type: ignore[list-item]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("inputs", "bias", "first"), [(3, False, True), (12, True, False)])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 127)])
 def test_a_step(inputs: int, bias: bool, first: bool, sizes: tuple[int, int]) -> None:

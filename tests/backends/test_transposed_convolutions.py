@@ -72,6 +72,7 @@ def normed(layer: Any) -> nn.Sequential:
     return nn.Sequential(layer, norm, nn.ReLU())
 
 
+@pytest.mark.sampled(2)
 @every_layer
 def test_the_layer_alone(layer: Any) -> None:
     """Ours where it can, else oneDNN's."""
@@ -82,6 +83,7 @@ def test_the_layer_alone(layer: Any) -> None:
     assert {row[:2] for row in region_rows(compiled)} == {("transposed_convolution", provider)}
 
 
+@pytest.mark.sampled(3)
 @every_place
 @every_layer
 def test_what_follows_is_absorbed(place: str, layer: Any) -> None:
@@ -154,6 +156,7 @@ def test_output_padding_beyond_the_stride_is_eagers_error(behind: nn.Module) -> 
     assert region_rows(compiled) == []
 
 
+@pytest.mark.sampled(2)
 @every_layer
 def test_half_precision(layer: Any) -> None:
     """Computed in float32 from weights that were widened once."""
