@@ -145,6 +145,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]]
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_of_that_name_computes_what_it_says(name: str) -> None:
     function, make = CASES[name]

@@ -123,6 +123,7 @@ INSTANCES: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", INSTANCES)
 def test_instance_norm(ours: list[Any], name: str, dynamic: bool) -> None:

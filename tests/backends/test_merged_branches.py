@@ -143,6 +143,7 @@ def copies(given: Sequence[Tensor]) -> list[Tensor]:
     return [x.clone() for x in given]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("groups", [1, WIDTH])
 def test_numbers_and_report(groups: int, part: int) -> None:

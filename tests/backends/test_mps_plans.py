@@ -53,6 +53,7 @@ LLAMA = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("level", LLAMA)
 def test_a_model_is_planned_and_still_computes_itself(

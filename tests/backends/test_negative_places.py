@@ -52,6 +52,7 @@ def rows() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)

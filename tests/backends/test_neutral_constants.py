@@ -38,6 +38,7 @@ def rows() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", HANDED_OUT.values(), ids=HANDED_OUT)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_results_lie_in_memory_of_their_own(level: str, function: Callable[..., Any]) -> None:

@@ -21,6 +21,7 @@ def two_threads() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("few", [1, 3, 8, 15, 16, 40])
 def test_threads_are_not_called_at_each_sum(few: int) -> None:
     def sums(model: object, x: Tensor, y: Tensor) -> Tensor:

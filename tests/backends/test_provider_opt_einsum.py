@@ -63,6 +63,7 @@ def test_numbers_and_report(level: str) -> None:
     assert "region einsum x1: opt_einsum, ran 3 times" in graph.text()
 
 
+@pytest.mark.sampled(2)
 @installed
 @LEVELS
 @pytest.mark.parametrize(

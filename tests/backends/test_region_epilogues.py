@@ -224,6 +224,7 @@ def test_what_is_seen_elsewhere_stays(place: str, part: Callable[[], Any]) -> No
     assert absorbed(compiled, region) == expected
 
 
+@pytest.mark.sampled(2)
 @PARTS
 @places()
 def test_what_is_broadcast_or_promoted_stays(place: str, part: Callable[[], Any]) -> None:

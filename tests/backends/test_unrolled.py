@@ -48,6 +48,7 @@ def of_each(kind: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     return lambda given: {case: KINDS[kind](x) for case, x in given.items()}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_numbers_of_short_rows(kind: str) -> None:
     counts = (7, 8, 13, 32, 33, 100, 130)
@@ -61,6 +62,7 @@ def test_whole_numbers_of_short_rows(kind: str) -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_floats_of_short_rows(kind: str) -> None:
     counts = (7, 8, 9, 32, 33)

@@ -60,6 +60,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float, list[float]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_eagers_error(name: str, dynamic: bool) -> None:

@@ -55,6 +55,7 @@ def given(width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_each_row_is_read_along(name: str) -> None:
     """Tables of every dtype, side by side in one graph."""
@@ -77,6 +78,7 @@ def each(tables: Tables, places: Tensor, weights: Tensor) -> Tables:
     return {name: FUNCTIONS[name](table, places, weights) for name, table in tables.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [1, 3, 8, 16, 17, 33])
 def test_rows_of_any_width(width: int) -> None:
     tables = {name: torch.randn(50, width) for name in FUNCTIONS}

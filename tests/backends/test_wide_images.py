@@ -78,6 +78,7 @@ CASES: dict[Any, Callable[[], dict[str, nn.Module]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("function", CASES, ids=lambda case: case.__name__)
 def test_networks_are_one_call(function: Any, dtype: torch.dtype) -> None:

@@ -162,6 +162,7 @@ IGNORED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", IGNORED.values(), ids=IGNORED.keys())
 def test_what_does_not_fit_is_ignored_with_a_reason(
     python: Python, tmp_path: Path, case: Case

@@ -106,6 +106,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.family}: {bug.what}")
 def test_a_planted_bug_turns_the_checks_red(bug: Bug) -> None:
     def compile_wrong(text: str) -> Any:
