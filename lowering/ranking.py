@@ -71,7 +71,7 @@ def takers(rows: Iterable[CapabilityRow], order: Sequence[str]) -> list[Capabili
     """Rows in the order of the measurement; those that were not measured by priority, behind.
 
     Left out: who was measured to be slower than eager, and who may only be used where measured.
-    First of all: rows whose gain is not in the rates, which are of single calls.
+    Rows whose gain is not in the rates, which are of single calls, stay before lower priorities.
     """
     rows = sorted(rows, key=lambda row: -row.priority)
     place = {name: index for index, name in enumerate(order)}
@@ -84,4 +84,17 @@ def takers(rows: Iterable[CapabilityRow], order: Sequence[str]) -> list[Capabili
         and (not row.only_if_measured or order[:1] == (row.provider,))
     ]
     kept.sort(key=lambda row: place.get(row.provider, len(place)))  # stays in order of priority
-    return [row for row in rows if row.before_measured] + kept
+    for row in rows:
+        if row.before_measured:
+            kept.insert(_before_lower(row, kept), row)
+    return kept
+
+
+def _before_lower(row: CapabilityRow, kept: Sequence[CapabilityRow]) -> int:
+    """But not before one that may be used because it was measured to be the first."""
+    lower = (
+        index
+        for index, other in enumerate(kept)
+        if other.priority < row.priority and not other.only_if_measured
+    )
+    return next(lower, len(kept))

@@ -67,6 +67,14 @@ def test_a_row_may_come_before_what_was_measured() -> None:
     assert takers((*rows, first), ())[0] == first
 
 
+def test_it_stays_behind_rows_of_higher_priority_and_those_that_were_measured_to_be_first() -> None:
+    joining, higher = row("joining", 70, before_measured=True), row("higher", 80)
+    shown = row("shown", 20, only_if_measured=True)
+    assert takers((PLAIN, joining, higher), ("plain", "higher", EAGER))[0] == joining
+    assert takers((PLAIN, joining, higher), ("higher", "plain", EAGER))[:2] == [higher, joining]
+    assert takers((joining, PLAIN, shown), ("shown", "plain", EAGER))[:2] == [shown, joining]
+
+
 def test_a_row_for_other_shapes_lends_no_priority() -> None:
     """Nearly level: the order of the rows that are for this shape stays."""
     assert orders(Rates(plain=1.5, shy=1.55), ROWS)[KEY] == ("plain", "shy", EAGER)
