@@ -21,7 +21,7 @@ $(READY): pyproject.toml
 demo: $(READY)  ## a real transformer: times of eager, inductor and unified O0-O3, and the report
 	$(BIN)/python -m benchmarks.demo
 
-test: $(READY) test-triton  ## every test, with a sample of its cases: under 20 minutes on 2 cores
+test: $(READY) test-triton  ## every test, many with a sample of their cases
 	$(BIN)/python -m tests.support.built_kernels
 	$(TESTS) -n 2 --dist worksteal -m "not proof and not wide"
 
