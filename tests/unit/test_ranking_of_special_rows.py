@@ -12,6 +12,7 @@ from lowering.levels import Level
 from lowering.prior import Expectation, Prior
 from lowering.profile import EAGER, RateKey
 from lowering.ranking import orders, takers
+from lowering.targets import cpu
 
 pytestmark = pytest.mark.quick
 
@@ -73,6 +74,23 @@ def test_it_stays_behind_rows_of_higher_priority_and_those_that_were_measured_to
     assert takers((PLAIN, joining, higher), ("plain", "higher", EAGER))[0] == joining
     assert takers((PLAIN, joining, higher), ("higher", "plain", EAGER))[:2] == [higher, joining]
     assert takers((joining, PLAIN, shown), ("shown", "plain", EAGER))[:2] == [shown, joining]
+
+
+@pytest.mark.parametrize(("vendor", "first"), [("amd", "openmp"), ("intel", "mkldnn")])
+def test_on_amd_rates_of_single_convolutions_do_not_part_what_is_one_call(
+    vendor: str, first: str
+) -> None:
+    """By the rates of a Zen 3, which has oneDNN's 1x1 clearly ahead."""
+    rows = [
+        row
+        for row in cpu.TARGET.rows
+        if (row.region, row.level) in {("convolution", Level.O1), ("convolution", Level.O2)}
+        and "float32" in row.dtypes
+        and row.features <= {vendor, "avx2"}
+        and row.shape_classes is None
+    ]
+    assert takers(rows, ("mkldnn", EAGER, "openmp"))[0].provider == first
+    assert takers(rows, ("openmp", EAGER, "mkldnn"))[0].provider == "openmp"
 
 
 def test_a_row_for_other_shapes_lends_no_priority() -> None:
