@@ -20,7 +20,7 @@ from lowering.contract import Probe, Provider, RegionMaker
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights, Place, out_in
 from lowering.providers import half_precision, mkldnn_transposed, post_ops
-from lowering.regions.convolution import LONGEST_CHAIN, Convolution
+from lowering.regions.convolution import LONGEST_CHAIN, Convolution, torch_unfolds
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
 
@@ -166,13 +166,20 @@ def _one_convolution(
         dtype = input.dtype
         if half_precision.is_widened(dtype):
             return convolution(input.float(), weight, bias, norm).to(dtype)
-        if not input.numel() or not weight.numel():  # oneDNN has no empty images
+        layout = mkldnn_transposed.channels_last(input)
+        image = input.contiguous(memory_format=layout)
+        parts = tuple([t for t in (weight, bias, *norm) if t is not None])
+        if _is_torchs(input, weight, groups, as_exact=short_chains):
             observing.region_ran("convolution", "eager")
-            plain, shift = fold_norm(weight, bias, norm, eps, dtype)
+
+            def fold() -> tuple[torch.Tensor, torch.Tensor | None]:
+                plain, shift = fold_norm(weight, bias, norm, eps, dtype)
+                return plain.contiguous(memory_format=layout), shift
+
+            plain, shift = place.get(parts, (dtype, eps, bias is None, "plain"), fold)
             run_plain = torch.conv2d if input.dim() == 4 else torch.conv3d
-            out = run_plain(input, plain, shift, stride, padding, dilation, groups)
-            out = out.contiguous(memory_format=mkldnn_transposed.channels_last(out))
-            return post_ops.activated(out, activation, a, b)
+            out = run_plain(image, plain, shift, stride, padding, dilation, groups)
+            return post_ops.activated(out.contiguous(memory_format=layout), activation, a, b)
         observing.region_ran("convolution", "mkldnn")
 
         at_a_time = _channels_at_a_time(weight) if short_chains else weight.shape[1]
@@ -181,9 +188,7 @@ def _one_convolution(
             plain, shift = fold_norm(weight, bias, norm, eps, dtype)
             return [_packed(part, input, *geometry) for part in plain.split(at_a_time, 1)], shift
 
-        parts = tuple([t for t in (weight, bias, *norm) if t is not None])
         packed, shift = place.get(parts, (dtype, eps, groups, bias is None, at_a_time), pack)
-        image = input.contiguous(memory_format=mkldnn_transposed.channels_last(input))
         if len(packed) > 1:
             out = _in_short_chains(image, packed, shift, geometry, activation == "relu")
             return out if activation == "relu" else post_ops.activated(out, activation, a, b)
@@ -202,6 +207,15 @@ def _channels_at_a_time(weight: torch.Tensor) -> int:
         return channels
     parts = -(-channels // most)
     return -(-channels // (parts * 16)) * 16
+
+
+def _is_torchs(image: torch.Tensor, weight: torch.Tensor, groups: int, as_exact: bool) -> bool:
+    """oneDNN has no empty images. And what torch multiplies as matrices takes it no longer, and is
+    added up in parts: up to three times what the contract allows is lost in one long chain."""
+    if not image.numel() or not weight.numel():
+        return True
+    long = math.prod(weight.shape[1:]) > LONGEST_CHAIN // 2
+    return as_exact and long and torch_unfolds(image, weight, groups)
 
 
 def _packed(
@@ -268,7 +282,7 @@ def _convolution_of_rows(
         plain, shift = place.get(
             parts, (dtype, eps, "rows"), lambda: fold_norm(weight, bias, norm, eps, dtype)
         )
-        if not input.numel() or not weight.numel():  # oneDNN has no empty images
+        if _is_torchs(input, weight, groups, as_exact=True):
             observing.region_ran("convolution", "eager")
             run_plain = torch.conv2d if input.dim() == 4 else torch.conv3d
             out = run_plain(input, plain, shift, stride, padding, dilation, groups)

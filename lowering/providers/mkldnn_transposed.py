@@ -14,6 +14,7 @@ from lowering.native.shapes import transposed_sizes
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights
 from lowering.providers import half_precision, post_ops
+from lowering.regions.convolution import LONGEST_CHAIN
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.transposed_convolution import TransposedConvolution
 
@@ -144,8 +145,12 @@ def _refuses(match: TransposedConvolution) -> str:
     if match.weight.meta["val"].dim() not in (4, 5):
         return "mkldnn takes transposed convolutions of images and volumes only"
     sizes = (*match.input.meta["val"].shape, *match.weight.meta["val"].shape)
-    empty = any(size == 0 for size in sizes if isinstance(size, int))
-    return "it is empty" if empty else ""
+    if any(size == 0 for size in sizes if isinstance(size, int)):
+        return "it is empty"
+    inexact = match.dtype == torch.float32 and match.products > LONGEST_CHAIN // 2
+    if inexact and (match.torch_unfolds or all(step == 1 for step in match.stride)):
+        return f"mkldnn adds up {match.products} products in one chain, and torch in parts"
+    return ""
 
 
 def _declines(match: TransposedConvolution) -> str:

@@ -21,6 +21,16 @@ aten = torch.ops.aten
 # On images channels last, oneDNN adds up all products of a number in one chain; eager's own images
 # in rows are added up in parts. Up to this long a chain stays within the contract.
 LONGEST_CHAIN = 576
+# torch multiplies smaller single images itself, as matrices, and adds those up in shorter parts.
+_UNFOLDED_NUMBERS = 20480
+
+
+def torch_unfolds(image: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """Does torch itself compute this without oneDNN? (Of volumes it counts all but the rows.)"""
+    large_kernel = all(size > 3 for size in weight.shape[-2:])
+    if groups > 1 or large_kernel or hint(image.shape[0]) > 1:
+        return False
+    return math.prod(hint(size) for size in image.shape[:4]) <= _UNFOLDED_NUMBERS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import fx
 from lowering.capability import Work
 from lowering.graphs import hint
 from lowering.regions import rows
-from lowering.regions.convolution import Norm, for_each, norm_behind
+from lowering.regions.convolution import Norm, for_each, norm_behind, torch_unfolds
 from lowering.regions.weights import Stays, under_cast
 
 aten = torch.ops.aten
@@ -41,6 +41,19 @@ class TransposedConvolution:
     @property
     def stands_alone(self) -> bool:
         return rows.stands_alone(self.node, self.input)
+
+    @property
+    def products(self) -> int:
+        """How many are added up to one number, at most."""
+        inputs, _, *kernel = self.weight.meta["val"].shape
+        pixels = [hint(size) for size in self.input.meta["val"].shape[2:]]
+        sizes = zip(kernel, self.stride, pixels, strict=True)
+        most = (min(-(-taps // step), size) for taps, step, size in sizes)
+        return inputs // self.groups * math.prod(most)
+
+    @property
+    def torch_unfolds(self) -> bool:
+        return torch_unfolds(self.input.meta["val"], self.weight.meta["val"], self.groups)
 
     def work(self) -> Work:
         image, weight = self.input.meta["val"], self.weight.meta["val"]

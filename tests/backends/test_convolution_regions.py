@@ -488,6 +488,38 @@ def test_long_sums_are_as_exact_as_in_rows(name: str) -> None:
     assert count(compiled, "O1 mkldnn") == 2 * 3  # a second graph for any batch
 
 
+UNFOLDED: dict[str, tuple[nn.Module, tuple[int, ...], bool]] = {
+    "images": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 16, 16), True),
+    "many channels": (nn.Conv2d(512, 64, 3, padding=1), (1, 512, 6, 6), True),
+    "strided and dilated": (nn.Conv2d(160, 32, 3, stride=2, dilation=2), (1, 160, 11, 9), True),
+    "a tall kernel": (nn.Conv2d(100, 40, (5, 3)), (1, 100, 12, 12), True),
+    "volumes": (nn.Conv3d(40, 24, 3, padding=1), (1, 40, 9, 9, 9), True),
+    "short sums": (nn.Conv2d(32, 64, 3), (1, 32, 20, 20), False),
+    "a large kernel": (nn.Conv2d(64, 32, 5), (1, 64, 12, 12), False),
+    "two images": (nn.Conv2d(64, 64, 3, padding=1), (2, 64, 9, 9), False),
+    "a large image": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 20, 20), False),
+    "groups": (nn.Conv2d(256, 64, 3, groups=2), (1, 256, 8, 8), False),
+}
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("name", UNFOLDED)
+def test_what_torch_multiplies_as_matrices_stays_as_exact(name: str, normed: bool) -> None:
+    """Small single images, which oneDNN would add up in one chain: three times beyond the contract
+    with 512 channels."""
+    layer, shape, torchs = UNFOLDED[name]
+    norms = (nn.BatchNorm2d, nn.BatchNorm3d)
+    last = norms[len(shape) - 4](layer.out_channels) if normed else nn.ReLU()
+    model = used(nn.Sequential(layer, last), torch.randn(shape))
+    compiled = compile_in("O1 mkldnn", model)
+    for _ in range(3):
+        hold(compiled, model, torch.randn(shape))
+        with torch.no_grad():
+            layer.weight.mul_(1.5)
+    ran = {row[1]: row[3] for row in region_rows(compiled)}
+    assert ran == ({"mkldnn": 0, "eager": 3} if torchs else {"mkldnn": 3})
+
+
 DRAWN: dict[str, Any] = {
     "dropout": lambda y: functional.dropout(y, 0.4),
     "dropped channels": lambda y: functional.dropout2d(y, 0.4),

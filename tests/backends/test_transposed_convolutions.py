@@ -203,3 +203,26 @@ def test_a_generator() -> None:
         compiled = compile_at(level, model)
         hold(compiled, model, x)
         assert_regions(compiled, ("transposed_convolution", provider, 4, 4))
+
+
+EXACT: dict[str, tuple[nn.Module, tuple[int, ...], bool]] = {
+    "long sums": (nn.ConvTranspose2d(96, 16, 3, padding=1), (2, 96, 24, 24), False),
+    "short sums": (nn.ConvTranspose2d(24, 16, 3, padding=1), (2, 24, 24, 24), True),
+    "few pixels to sum": (nn.ConvTranspose2d(96, 16, 4), (2, 96, 1, 1), True),
+    "what torch unfolds": (nn.ConvTranspose2d(128, 16, 3, 2), (1, 128, 8, 8), False),
+    "several of these": (nn.ConvTranspose2d(128, 16, 3, 2), (2, 128, 8, 8), True),
+    "unfolded volume": (nn.ConvTranspose3d(64, 8, 3, 2), (1, 64, 6, 6, 6), False),
+    "long sums in groups": (nn.ConvTranspose2d(192, 16, 3, groups=2), (2, 192, 9, 9), False),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_torch_adds_up_in_parts_stays_its_own(name: str) -> None:
+    """oneDNN has one chain for it: up to three times what the contract allows was lost."""
+    layer, shape, taken = EXACT[name]
+    model = nn.Sequential(layer, nn.ReLU()).eval()
+    compiled = compile_in("O1 mkldnn", model)
+    for _ in range(3):
+        hold(compiled, model, torch.randn(shape))
+    row = [("transposed_convolution", "mkldnn", 1, 3)]
+    assert_regions(compiled, *row * taken)
