@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "microkernel.h"
 #include "pack.h"
@@ -32,6 +33,13 @@ constexpr int64_t kDepth = 256;
 constexpr int64_t kBlockRows = 160;   // so that a block of rows leaves room in the second cache
 constexpr int64_t kRowsBuffer = kBlockRows * (kDepth + 48);
 constexpr int64_t kBlockPanels = ceil_div(192, kLanes);
+// Columns of the output that a thread works on at once. With AVX2 they stay in the second cache from
+// one part of a sum to the next; not measured with wider vectors, whose caches are larger.
+#if defined(__AVX512F__)
+constexpr int64_t kPanelsAtOnce = std::numeric_limits<int64_t>::max();
+#else
+constexpr int64_t kPanelsAtOnce = 384 / kLanes;
+#endif
 constexpr int64_t kColumnsBuffer = kBlockPanels * kLanes * kDepth;
 constexpr int64_t kTileBuffer = kMostTileRows * kTileWidth * kLanes;
 
@@ -44,6 +52,22 @@ static inline Ahead share_of_fetching(int64_t tile, int64_t tiles, const float* 
   if (panel >= panels) return {next};
   const Range part = part_of(depth, tile % together, together);
   return {next + panel * across + part.begin * kLanes, kLanes / together};
+}
+
+// Tiles that take long enough fetch what they write, or add to, at their end. With AVX2 products of
+// 128 to 2048 rows are 5 to 10% faster by it; not measured with wider vectors.
+#if defined(__AVX512F__)
+constexpr int64_t kFetchingOutput = std::numeric_limits<int64_t>::max();
+#else
+constexpr int64_t kFetchingOutput = 65;  // products
+#endif
+
+static inline void fetch_rows(const float* from, int64_t ld, int rows, int columns) {
+  constexpr int line = 16;
+  for (int i = 0; i < rows; i++, from += ld) {
+    for (int j = 0; j < columns; j += line) __builtin_prefetch(from + j, 1, 3);
+    __builtin_prefetch(from + columns - 1, 1, 3);
+  }
 }
 
 // The product of one block of rows with one of panels. Both are cut into tiles of almost equal
@@ -74,6 +98,10 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
       const Epilogue part = finish.last ? e.at(some.begin, column) : Epilogue{};
       finish.ahead = next != nullptr ? share_of_fetching(t, tiles, next, nexts, b.across, depth)
                                      : Ahead{right.data};
+      if (depth * a.runs >= kFetchingOutput) {
+        fetch_rows(to, ldc, high, wide);
+        if (part.before != nullptr) fetch_rows(part.before, e.ld_before, high, wide);
+      }
       if (in_registers) {
         tile(depth, left, right, to, ldc, part, finish);
       } else {
@@ -141,10 +169,12 @@ void multiply_item(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t
     return b.block(panels.begin + wide.begin, wide.size(), deep.begin, deep.size());
   };
   // What this thread is likely to multiply by next: items are handed out in order.
+  const int64_t column_blocks = ceil_div(panels.size(), kPanelsAtOnce);
   const auto next_block = [&](Range wide, int64_t row_block, int64_t deep_block) {
     if (deep_block + 1 < deep_blocks) return right_block(wide, part_of(k, deep_block + 1, deep_blocks));
     const Range first = part_of(k, 0, deep_blocks);
     if (row_block + 1 < row_blocks) return right_block(wide, first);
+    if (wide.end < panels.size()) return right_block({wide.end, panels.size()}, first);
     if (item + 1 == grid.items()) return Block{};
     const Range others = part_of(panels_of(n), (item + 1) % grid.across, grid.across);
     return b.block(others.begin, others.size(), first.begin, first.size());
@@ -163,10 +193,12 @@ void multiply_item(const Grid& grid, int64_t item, int64_t m, int64_t n, int64_t
                     e.at(row, column), finish, following);
   };
   if (b.at_hand()) {
-    const Range wide{0, panels.size()};
-    for (int64_t i = 0; i < row_blocks; i++)
-      for (int64_t j = 0; j < deep_blocks; j++)
-        step(wide, i, j, right_block(wide, part_of(k, j, deep_blocks)));
+    for (int64_t w = 0; w < column_blocks; w++) {
+      const Range wide = part_of(panels.size(), w, column_blocks);
+      for (int64_t i = 0; i < row_blocks; i++)
+        for (int64_t j = 0; j < deep_blocks; j++)
+          step(wide, i, j, right_block(wide, part_of(k, j, deep_blocks)));
+    }
     return;
   }
   // What has to be made is made once, so its blocks are the outer loops.

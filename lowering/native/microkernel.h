@@ -2,6 +2,7 @@
 #pragma once
 
 #include "epilogue.h"
+#include "sums_avx2.h"
 
 namespace kd {
 
@@ -130,17 +131,18 @@ struct Sums {
     half_vec halves[half ? rows : 1] = {};
     for (int i = 0; i < rows; i++)
       for (int j = 0; j < width; j++) at[i][j] = vec{};
+    const int64_t done = by_hand(depth, left, right, ahead);
     // One pointer for three rows: x86 adds no more than one register to it, once or twice.
     constexpr int threes = (rows + 2) / 3;
     const float* a[threes];
-    for (int g = 0; g < threes; g++) a[g] = left.data + 3 * g * left.across;
-    const float* b = right.data;
+    for (int g = 0; g < threes; g++) a[g] = left.data + 3 * g * left.across + done;
+    const float* b = right.data + done * kLanes;
     const int64_t row = left.across, panel = right.across, a_step = left.along,
                   b_step = right.along;
     // One loop: between two of them the sums would not stay in registers.
     const int64_t whole = depth * left.runs;
-    int64_t of_run = depth;
-    for (int64_t p = 0; p < whole; p++, b += b_step) {
+    int64_t of_run = depth - done;
+    for (int64_t p = done; p < whole; p++, b += b_step) {
       if (rows > 2 && width > 2) {
         __builtin_prefetch(ahead.from, 0, 2);
         ahead.from += ahead.step;
@@ -179,6 +181,29 @@ struct Sums {
     }
     if constexpr (half)
       for (int i = 0; i < rows; i++) at[i][whole_panels] = with_zeros(halves[i]);
+  }
+
+ private:
+  // How many of the products, from the first on. With one that is left over, a run ends elsewhere.
+  __attribute__((always_inline)) int64_t by_hand(int64_t depth, const Block& left,
+                                                 const Block& right, Ahead ahead) {
+    if constexpr (kByHand<rows, width> && std::is_same_v<Numbers, Floats> && !half) {
+      const bool whole_runs = depth % 4 == 0 || left.runs == 1;
+      if (depth < 4 || !whole_runs || left.along != 1 || right.along != kLanes) return 0;
+      constexpr int64_t bytes = sizeof(float);
+      const Walk walk{left.data,
+                      right.data,
+                      ahead.from,
+                      left.across * bytes,
+                      right.across * bytes,
+                      ahead.step * 2 * bytes,
+                      depth / 4,
+                      left.runs,
+                      left.jump * bytes};
+      multiply_by_hand(walk, at);
+      return depth / 4 * 4 * left.runs;
+    }
+    return 0;
   }
 };
 
