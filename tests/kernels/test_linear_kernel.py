@@ -91,6 +91,22 @@ def test_sizes(m: int, k: int, n: int) -> None:
     check("with everything", x, weight, torch.randn(n), *beside, activation="silu")
 
 
+@pytest.mark.parametrize("n", [16, 24, 40, 48])
+def test_sums_of_every_depth_in_tiles_of_every_height(n: int) -> None:
+    """Where the innermost loop takes fours of products by hand, up to three are left over."""
+    for m in range(1, 14):
+        for k in (*range(1, 10), 64, 67, 258):
+            check(f"{m} x {k} x {n}", torch.randn(m, k), torch.randn(n, k), torch.randn(n))
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu_tanh"])
+def test_more_columns_than_a_thread_works_on_at_once(activation: str) -> None:
+    """And more rows, and deeper: blocks of all three, each with others behind it."""
+    m, k, n = 350, 530, 850
+    x, weight, beside = torch.randn(m, k), torch.randn(n, k), torch.randn(m, n)
+    check("all blocks", x, weight, torch.randn(n), beside, activation=activation)
+
+
 @pytest.mark.parametrize("shape", RANKS, ids=str)
 def test_ranks(shape: tuple[int, ...]) -> None:
     weight, beside = torch.randn(5, 13), [torch.randn(*shape[:-1], 5) for _ in range(3)]
