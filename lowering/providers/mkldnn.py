@@ -282,7 +282,7 @@ def _convolution_of_rows(
         plain, shift = place.get(
             parts, (dtype, eps, "rows"), lambda: fold_norm(weight, bias, norm, eps, dtype)
         )
-        if _is_torchs(input, weight, groups, as_exact=True):
+        if _is_torchs(input, weight, groups, as_exact=dtype == torch.float32):
             observing.region_ran("convolution", "eager")
             run_plain = torch.conv2d if input.dim() == 4 else torch.conv3d
             out = run_plain(input, plain, shift, stride, padding, dilation, groups)
