@@ -24,12 +24,10 @@ from kernel_dispatch import (
     profile_command,
 )
 from kernel_dispatch.bench import command as bench
+from kernel_dispatch.exit_codes import INTERRUPTED, OK, PROBLEMS, USAGE
 from kernel_dispatch.terminal import write
 from kernel_dispatch.user_code import UserCodeError, print_user_error
 from lowering.errors import StrictModeError, UnifiedError
-
-OK, PROBLEMS, USAGE = 0, 1, 2
-INTERRUPTED = 130  # what a shell reports for SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_dispatch.bench.results import BASELINE
+from kernel_dispatch.exit_codes import INTERRUPTED
 from kernel_dispatch.terminal import style_of, write
 from lowering.errors import SettingError, unknown
 
@@ -38,8 +39,9 @@ EPILOG = """examples:
   kernel-dispatch bench model.py:make --dtype bfloat16 --training --json after.json
   kernel-dispatch bench compare before.json after.json --fail-on 5%
 
-exit code: 0 fine, 1 eager or unified failed, or an output was wrong, 2 wrong usage. A peer that is
-not installed or cannot run a model is a row with the reason, and no failure."""
+exit code: 0 fine, 1 eager or unified failed, or an output was wrong, 2 wrong usage, 130
+interrupted: what was finished by then is shown, and in the files. A peer that is not installed or
+cannot run a model is a row with the reason, and no failure."""
 
 COMPARE_EPILOG = """A row is slower only if it lost more than --fail-on and the 95% intervals of the
 two runs do not touch. By default times are compared relative to the baseline of their own run,
@@ -129,6 +131,9 @@ def run(args: argparse.Namespace) -> int:
         Path(args.json).write_text(storing.to_json(result), encoding="utf-8")
     write(table.text(result, style_of(sys.stdout)))
     _write_outputs(result, args)
+    if left_out := result.settings.get("left_out"):
+        write(f"kernel-dispatch: interrupted; not measured: {', '.join(left_out)}", sys.stderr)
+        return INTERRUPTED
     return int(any(map(_is_failure, result.rows)))
 
 

@@ -98,10 +98,7 @@ class Session:
     def run(self) -> Run:
         start, started = time.perf_counter(), datetime.datetime.now(datetime.timezone.utc)
         self._find_targets()
-        rows: list[tuple[Row, dict[str, Any]]] = []
-        for device in self._wish.devices:
-            for target in self._wish.targets:
-                rows += self._workload(target, device)
+        rows, left_out = self._workloads()
         return Run(
             # Only now, since the limits are the best of what was measured at every workload.
             rows=tuple(self._with_roofline(row, found) for row, found in rows),
@@ -111,8 +108,25 @@ class Session:
             limits=next(iter(self._limits.values()), Limits()),
             started=started.isoformat(timespec="seconds"),
             seconds=time.perf_counter() - start,
-            settings=self._settings(),
+            settings=self._settings() | ({"left_out": left_out} if left_out else {}),
         )
+
+    def _workloads(self) -> tuple[list[tuple[Row, dict[str, Any]]], list[str]]:
+        """What was measured, and what was not because somebody interrupted: the workload in hand,
+        and all behind it. Minutes of measuring before that are not lost."""
+        wish = self._wish
+        rows: list[tuple[Row, dict[str, Any]]] = []
+        left = [(device, target) for device in wish.devices for target in wish.targets]
+        while left:
+            device, target = left[0]
+            try:
+                rows += self._workload(target, device)
+            except KeyboardInterrupt:
+                if not rows:
+                    raise
+                break
+            del left[0]
+        return rows, list(dict.fromkeys(target for _, target in left))
 
     def _find_targets(self) -> None:
         """The user's own modules are imported by a worker, not by this process."""

@@ -15,6 +15,9 @@ from kernel_dispatch.cli import main
 from tests.bench.made_up import refused, row, run
 
 MODEL = """
+import os
+import signal
+
 import torch
 
 def make():
@@ -23,6 +26,10 @@ def make():
 
 def broken():
     raise ValueError("planted")
+
+def interrupts():
+    os.kill(os.getppid(), signal.SIGINT)
+    return make()
 """
 
 
@@ -146,3 +153,21 @@ def test_mistakes_in_the_users_own_file(folder: Path) -> None:
     broken = bench(folder, "examples.my_model:broken", "--backends", "eager")
     assert broken.returncode == 1
     assert "ValueError: planted" in broken.stdout
+
+
+@pytest.mark.slow
+def test_what_was_measured_before_an_interruption_is_not_lost(folder: Path) -> None:
+    options = ["--backends", "eager", "--seconds", "0.01", "--threads", "1", "--json", "a.json"]
+    names = ("make", "interrupts", "broken")
+    stopped = bench(folder, *(f"examples.my_model:{name}" for name in names), *options)
+    assert stopped.returncode == 130
+    last = stopped.stderr.strip().splitlines()[-1]
+    left = "examples.my_model:interrupts, examples.my_model:broken"
+    assert last == f"kernel-dispatch: interrupted; not measured: {left}"
+    loaded = storing.load(str(folder / "a.json"))
+    assert [(one.workload, one.status) for one in loaded.rows] == [("examples.my_model:make", "ok")]
+    assert loaded.settings["left_out"] == left.split(", ")
+    assert "examples.my_model:make" in stopped.stdout
+    nothing = bench(folder, "examples.my_model:interrupts", *options)
+    assert nothing.returncode == 130 and nothing.stdout == ""
+    assert nothing.stderr.strip().splitlines()[-1] == "kernel-dispatch: interrupted"
