@@ -34,12 +34,13 @@ constexpr int64_t kBlockRows = 160;   // so that a block of rows leaves room in 
 constexpr int64_t kRowsBuffer = kBlockRows * (kDepth + 48);
 constexpr int64_t kBlockPanels = ceil_div(192, kLanes);
 // Columns of the output that a thread works on at once. With AVX2 they stay in the second cache from
-// one part of a sum to the next; not measured with wider vectors, whose caches are larger.
-#if defined(__AVX512F__)
-constexpr int64_t kPanelsAtOnce = int64_t{1} << 40;  // all
-#else
+// one part of a sum to the next; not measured elsewhere.
+#if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int64_t kPanelsAtOnce = 384 / kLanes;
+#else
+constexpr int64_t kPanelsAtOnce = int64_t{1} << 40;  // all
 #endif
+static_assert(ceil_div(2, kPanelsAtOnce) == 1);
 constexpr int64_t kColumnsBuffer = kBlockPanels * kLanes * kDepth;
 constexpr int64_t kTileBuffer = kMostTileRows * kTileWidth * kLanes;
 
@@ -55,18 +56,19 @@ static inline Ahead share_of_fetching(int64_t tile, int64_t tiles, const float* 
 }
 
 // Tiles that take long enough fetch what they write, or add to, at their end. With AVX2 products of
-// 128 to 2048 rows are 5 to 10% faster by it; not measured with wider vectors.
-#if defined(__AVX512F__)
-constexpr int64_t kFetchingOutput = int64_t{1} << 40;  // never
-#else
+// 128 to 2048 rows are 5 to 10% faster by it; not measured elsewhere.
+#if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int64_t kFetchingOutput = 65;  // products
+#else
+constexpr int64_t kFetchingOutput = int64_t{1} << 40;  // never
 #endif
 
+template <bool to_write>
 static inline void fetch_rows(const float* from, int64_t ld, int rows, int columns) {
   constexpr int line = 16;
   for (int i = 0; i < rows; i++, from += ld) {
-    for (int j = 0; j < columns; j += line) __builtin_prefetch(from + j, 1, 3);
-    __builtin_prefetch(from + columns - 1, 1, 3);
+    for (int j = 0; j < columns; j += line) __builtin_prefetch(from + j, to_write, 3);
+    __builtin_prefetch(from + columns - 1, to_write, 3);
   }
 }
 
@@ -99,8 +101,8 @@ static inline void multiply_blocks(Block a, int64_t rows, Block b, int64_t colum
       finish.ahead = next != nullptr ? share_of_fetching(t, tiles, next, nexts, b.across, depth)
                                      : Ahead{right.data};
       if (depth * a.runs >= kFetchingOutput) {
-        fetch_rows(to, ldc, high, wide);
-        if (part.before != nullptr) fetch_rows(part.before, e.ld_before, high, wide);
+        fetch_rows<true>(to, ldc, high, wide);
+        if (part.before != nullptr) fetch_rows<false>(part.before, e.ld_before, high, wide);
       }
       if (in_registers) {
         tile(depth, left, right, to, ldc, part, finish);

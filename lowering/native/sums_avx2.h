@@ -8,6 +8,7 @@
 
 namespace kd {
 
+// Are these tiles of sums made here?
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 template <int rows, int width>
 constexpr bool kByHand = (rows == 4 && width == 3) || (rows == 3 && width == 3) ||
@@ -24,6 +25,9 @@ struct Walk {
   int64_t ahead_step;  // for two products
   int64_t fours, runs, jump;
 };
+
+// Clang looks at names of registers in templates that nobody uses, too.
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 
 // `a`, `b`: bytes from where a row and a panel are read.
 #define KD_VECTOR(b, place, to) "vmovups " #b place ", %%ymm" #to "\n"
@@ -55,8 +59,8 @@ struct Walk {
       "add $16, %[row0]\n add $16, %[row3]\n sub $-128, %[right]\n dec %[left]\n jne 1b\n"     \
       "add %[jump], %[row0]\n add %[jump], %[row3]\n dec %[runs]\n jne 2b\n"                   \
       : "=&x"(s0), "=&x"(s1), "=&x"(s2), "=&x"(s3), "=&x"(s4), "=&x"(s5), "=&x"(s6),           \
-        "=&x"(s7), "=&x"(s8), "=&x"(s9), "=&x"(s10), "=&x"(s11), [row0] "+r"(row0),            \
-        [row3] "+r"(row3), [right] "+r"(right), [ahead] "+r"(ahead), [runs] "+r"(runs),        \
+        "=&x"(s7), "=&x"(s8), "=&x"(s9), "=&x"(s10), "=&x"(s11), [row0] "+&r"(row0),           \
+        [row3] "+&r"(row3), [right] "+&r"(right), [ahead] "+&r"(ahead), [runs] "+&r"(runs),    \
         [left] "=&r"(left)                                                                     \
       : [fours] "r"(walk.fours), [row] "r"(walk.row), [panel] "r"(walk.panel),                 \
         [further] "r"(walk.ahead_step), [jump] "r"(walk.jump)                                  \
@@ -93,5 +97,7 @@ __attribute__((always_inline)) static inline void multiply_by_hand(const Walk& w
 #undef KD_6X2
 #undef KD_ZERO
 #undef KD_LOOP
+
+#endif
 
 }  // namespace kd

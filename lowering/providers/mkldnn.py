@@ -153,7 +153,8 @@ def _one_convolution(
 ) -> Callable[..., Any]:
     """What one call in a graph computes."""
     if rows:
-        return _convolution_of_rows(eps, stride, padding, dilation, groups, activation, a, b)
+        how = (groups, activation, a, b, short_chains)
+        return _convolution_of_rows(eps, stride, padding, dilation, *how)
     place, geometry = Place(weights), (padding, stride, dilation, groups)
     post_op = post_ops.of(activation, a, b)
 
@@ -169,7 +170,7 @@ def _one_convolution(
         layout = mkldnn_transposed.channels_last(input)
         image = input.contiguous(memory_format=layout)
         parts = tuple([t for t in (weight, bias, *norm) if t is not None])
-        if _is_torchs(input, weight, groups, as_exact=short_chains):
+        if _is_torchs(input, weight, groups, short_chains):
             observing.region_ran("convolution", "eager")
 
             def fold() -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -182,7 +183,8 @@ def _one_convolution(
             return post_ops.activated(out.contiguous(memory_format=layout), activation, a, b)
         observing.region_ran("convolution", "mkldnn")
 
-        at_a_time = _channels_at_a_time(weight) if short_chains else weight.shape[1]
+        channels = weight.shape[1]
+        at_a_time = _channels_at_a_time(weight, LONGEST_CHAIN) if short_chains else channels
 
         def pack() -> tuple[list[torch.Tensor], torch.Tensor | None]:
             plain, shift = fold_norm(weight, bias, norm, eps, dtype)
@@ -199,10 +201,10 @@ def _one_convolution(
     return convolution
 
 
-def _channels_at_a_time(weight: torch.Tensor) -> int:
+def _channels_at_a_time(weight: torch.Tensor, chain: int) -> int:
     """Parts of about the same size, in whole vectors of oneDNN's."""
     channels, taps = weight.shape[1], math.prod(weight.shape[2:])
-    most = max(16, LONGEST_CHAIN // taps // 16 * 16)
+    most = max(16, chain // taps // 16 * 16)
     if taps == 1 or channels <= most:  # products of matrices are added up as eager's
         return channels
     parts = -(-channels // most)
@@ -264,9 +266,12 @@ def _convolution_of_rows(
     activation: str,
     a: float,
     b: float,
+    short_chains: bool,
 ) -> Callable[..., Any]:
     """Images in rows on both sides: oneDNN lays them out on its own, which takes less time than to
-    do so outside. It takes packed weights too, but gives images channels last then."""
+    do so outside. It takes packed weights too, but gives images channels last then. Volumes that
+    torch would unfold are added up in short chains: torch itself takes up to eight times as
+    long."""
     place, run = Place(weights), torch.ops.aten.mkldnn_convolution.default
 
     def convolution(
@@ -282,13 +287,22 @@ def _convolution_of_rows(
         plain, shift = place.get(
             parts, (dtype, eps, "rows"), lambda: fold_norm(weight, bias, norm, eps, dtype)
         )
-        if _is_torchs(input, weight, groups, as_exact=dtype == torch.float32):
+        volume = input.dim() == 5
+        if _is_torchs(input, weight, groups, short_chains and not volume):
             observing.region_ran("convolution", "eager")
-            run_plain = torch.conv2d if input.dim() == 4 else torch.conv3d
+            run_plain = torch.conv3d if volume else torch.conv2d
             out = run_plain(input, plain, shift, stride, padding, dilation, groups)
-        else:
-            observing.region_ran("convolution", "mkldnn")
-            out = run(input.contiguous(), plain, shift, padding, stride, dilation, groups)
+            return post_ops.activated(out, activation, a, b)
+        observing.region_ran("convolution", "mkldnn")
+        image = input.contiguous()
+        at_a_time = image.shape[1]
+        if volume and short_chains and torch_unfolds(image, weight, groups):
+            at_a_time = _channels_at_a_time(weight, LONGEST_CHAIN // 2)
+        geometry = (padding, stride, dilation)
+        out = run(image[:, :at_a_time], plain[:, :at_a_time], shift, *geometry, groups)
+        for first in range(at_a_time, image.shape[1], at_a_time):
+            some = slice(first, first + at_a_time)
+            out += run(image[:, some], plain[:, some], None, *geometry, groups)
         return post_ops.activated(out, activation, a, b)
 
     return convolution
@@ -347,9 +361,9 @@ def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -
 
 
 def _how(match: Convolution) -> dict[str, Any]:
-    if _is_volume_in_rows(match):
-        return {"rows": True}
     image = match.input.meta["val"]
+    if _is_volume_in_rows(match):
+        return {"rows": True, "short_chains": image.dtype == torch.float32}
     # Where eager's images lie channels last, its sums are as long, and half precision rounds more.
     as_exact = image.dtype == torch.float32 and image.is_contiguous() and match.groups == 1
     return {"short_chains": True} if as_exact and image.dim() == 4 else {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import observing
+from lowering import machine, observing
 from lowering.contract import RegionMaker
 from lowering.native.shapes import transposed_sizes
 from lowering.norm_folding import factor_and_shift
@@ -66,13 +66,22 @@ def _transposed_convolution(
     packed, shift = weights.get(parts, (dtype, eps, groups, bias is None), pack)
     observing.region_ran("transposed_convolution", "mkldnn")
     image = input.contiguous(memory_format=channels_last(input))
-    # With an activation behind it oneDNN computes groups and volumes ten times as slowly.
-    together = groups == 1 and image.dim() == 4
+    together = groups == 1 and image.dim() == 4 and _takes_activations(weight, stride)
     name, numbers, algorithm = post_ops.of(activation if together else "none", a, b)
     result: Tensor = torch.ops.mkldnn._convolution_transpose_pointwise(
         image, packed, shift, *geometry, name, numbers, algorithm
     )
     return result if together else post_ops.activated(result, activation, a, b)
+
+
+def _takes_activations(weight: Tensor, stride: Sequence[int]) -> bool:
+    """With one behind it oneDNN computes groups and volumes ten times as slowly, and with AVX2 alone
+    images whose pixels have different numbers of taps."""
+    return not machine.cpu().ends_at_avx2 or _even(weight.shape[2:], stride)
+
+
+def _even(kernel: Sequence[int], stride: Sequence[int]) -> bool:
+    return all(taps % step == 0 for taps, step in zip(kernel, stride, strict=True))
 
 
 def channels_last(image: Tensor) -> torch.memory_format:
@@ -154,11 +163,16 @@ def _refuses(match: TransposedConvolution) -> str:
 
 
 def _declines(match: TransposedConvolution) -> str:
-    """Groups gain nothing that would outweigh taking images to channels last and back."""
-    image = match.weight.meta["val"].dim() == 4
-    easy = image and not half_precision.is_widened(match.dtype)
-    gains_nothing = easy and match.groups > 1 and match.stands_alone
-    return "torch's own groups between images in rows are as fast" if gains_nothing else ""
+    """Groups gain nothing that would outweigh taking images to channels last and back. With AVX2
+    alone hardly anything does, and uneven kernels took twice eager's time between others, too."""
+    kernel = match.weight.meta["val"].shape[2:]
+    if len(kernel) != 2 or half_precision.is_widened(match.dtype):
+        return ""
+    narrow = machine.cpu().ends_at_avx2
+    if narrow and not _even(kernel, match.stride):
+        return "with AVX2 alone torch's own is faster where the stride does not divide the kernel"
+    gains_nothing = (narrow or match.groups > 1) and match.stands_alone
+    return "torch's own between images in rows is as fast" if gains_nothing else ""
 
 
 REGION = RegionMaker(

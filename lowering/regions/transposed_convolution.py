@@ -47,7 +47,10 @@ class TransposedConvolution:
         """How many are added up to one number, at most."""
         inputs, _, *kernel = self.weight.meta["val"].shape
         pixels = [hint(size) for size in self.input.meta["val"].shape[2:]]
-        sizes = zip(kernel, self.stride, pixels, strict=True)
+        # Of a dilated kernel, every so many-th tap falls on the same phase of the stride.
+        steps = zip(self.stride, self.dilation, strict=True)
+        apart = (step // math.gcd(step, gap) for step, gap in steps)
+        sizes = zip(kernel, apart, pixels, strict=True)
         most = (min(-(-taps // step), size) for taps, step, size in sizes)
         return inputs // self.groups * math.prod(most)
 

@@ -428,12 +428,9 @@ TARGET = Target(
             priority=60,
             dtypes=frozenset({"float32"}),
             training=False,
-            features=frozenset({"avx512f"}),
             min_flops=4 << 20,
             why="eager's are oneDNN's too, with the weight laid out anew in every call; here it is "
-            "laid out once with the BatchNorm in it, and images stay channels last. With "
-            "AVX2 alone it takes up to four times as long (64 channels of 56x56, kernel 3, "
-            "stride 2: 39.7 ms, eager's 9.8; Zen 3)",
+            "laid out once with the BatchNorm in it, and images stay channels last",
         ),
         CapabilityRow(
             "cpu",

@@ -163,8 +163,8 @@ OURS = {
 PRODUCTS = {"product:openmp", "training_convolution:openmp", "weight_gradient:openmp"}
 # mostly, but noise is drawn in inference too, and classes are weighed
 TRAINED = {"batch_norm:openmp", "random:openmp", "softmax:openmp"}
-IMAGES = {"convolution:mkldnn"}
-ONEDNN = {*IMAGES, "linear:mkldnn", "transposed_convolution:mkldnn"}  # the others with AVX-512
+IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
+ONEDNN = {*IMAGES, "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
 SAMPLED = {"resampling:eager"}  # likewise, and from O2 on in training
 # not in training, where weights change in every step, and every step of a sequence has gradients
