@@ -75,8 +75,8 @@ def _transposed_convolution(
 
 
 def _takes_activations(weight: Tensor, stride: Sequence[int]) -> bool:
-    """With one behind it oneDNN computes groups and volumes ten times as slowly, and with AVX2 alone
-    images whose pixels have different numbers of taps."""
+    """With one behind it oneDNN takes ten times as long for groups and volumes, and with AVX2 alone
+    for images whose pixels have different numbers of taps."""
     return not machine.cpu().ends_at_avx2 or _even(weight.shape[2:], stride)
 
 
