@@ -294,15 +294,14 @@ def _convolution_of_rows(
             out = run_plain(input, plain, shift, stride, padding, dilation, groups)
             return post_ops.activated(out, activation, a, b)
         observing.region_ran("convolution", "mkldnn")
-        image = input.contiguous()
-        at_a_time = image.shape[1]
-        if volume and short_chains and torch_unfolds(image, weight, groups):
-            at_a_time = _channels_at_a_time(weight, LONGEST_CHAIN // 2)
-        geometry = (padding, stride, dilation)
-        out = run(image[:, :at_a_time], plain[:, :at_a_time], shift, *geometry, groups)
-        for first in range(at_a_time, image.shape[1], at_a_time):
-            some = slice(first, first + at_a_time)
-            out += run(image[:, some], plain[:, some], None, *geometry, groups)
+        image, geometry = input.contiguous(), (padding, stride, dilation, groups)
+        if not (volume and short_chains and torch_unfolds(image, weight, groups)):
+            return post_ops.activated(run(image, plain, shift, *geometry), activation, a, b)
+        channels = _channels_at_a_time(weight, LONGEST_CHAIN // 2)
+        pairs = zip(image.split(channels, 1), plain.split(channels, 1), strict=True)
+        out = run(*next(pairs), shift, *geometry)
+        for part, its_weight in pairs:
+            out += run(part, its_weight, None, *geometry)
         return post_ops.activated(out, activation, a, b)
 
     return convolution
