@@ -228,7 +228,6 @@ def test_name() -> None:
     assert record.notes == []
 
 
-@pytest.mark.quick
 def test_keyword_arguments_of_a_newer_torch_are_noted() -> None:
     from torch._dynamo.backends.registry import lookup_backend
 

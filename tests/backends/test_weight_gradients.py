@@ -48,7 +48,6 @@ def ours(own: nn.Conv2d, grad: Tensor, x: Tensor) -> Tensor:
     return gradient
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("channels", "image", "layer"),
@@ -78,7 +77,6 @@ def test_the_operator(
     assert_contract(got, eagers(own, grad, x), exact, str(layer))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
 @pytest.mark.parametrize("of_image", [False, True])
 def test_what_is_not_finite_stays_where_it_is(number: float, of_image: bool) -> None:

@@ -14,7 +14,7 @@ from torch._inductor.virtualized import V
 
 from lowering import rows_at_once
 
-pytestmark = pytest.mark.quick
+quick = pytest.mark.quick
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def held(numbers: Any, hint: ReductionHint = ReductionHint.INNER, shared: bool =
         return V.choices.should_use_persistent_reduction(features, shared)
 
 
+@quick
 @pytest.mark.usefixtures("on_hopper")
 def test_which_rows() -> None:
     longest, one_more = sympy.Integer(8192), sympy.Integer(8193)
@@ -44,6 +45,7 @@ def test_which_rows() -> None:
     assert not held(longest)
 
 
+@quick
 @pytest.mark.usefixtures("on_hopper")
 def test_what_torch_holds_already_stays_so() -> None:
     features = SimpleNamespace(get_reduction_hint=lambda: ReductionHint.OUTER, reduction_numel=7)
@@ -53,6 +55,7 @@ def test_what_torch_holds_already_stays_so() -> None:
         assert V.choices.should_use_persistent_reduction(features, False)
 
 
+@quick
 @pytest.mark.usefixtures("on_hopper")
 def test_the_users_own_choices_count_more() -> None:
     class Own(InductorChoices):
@@ -63,6 +66,7 @@ def test_the_users_own_choices_count_more() -> None:
         assert V.choices is own
 
 
+@quick
 def test_other_devices_are_left_alone() -> None:
     assert not rows_at_once.on_measured_gpus([torch.ones(2), 3])
     with rows_at_once.read_once([torch.ones(2)]):
