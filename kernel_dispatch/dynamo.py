@@ -117,8 +117,20 @@ def _frames() -> Iterator[types.FrameType]:
 def _frame_name(wrapped: Any) -> str:
     """The function being compiled: after a graph break it is not the one the user named."""
     if (code := _code_in_work()) is not None:
-        return getattr(code, "co_qualname", code.co_name)
+        return str(getattr(code, "co_qualname", None) or _name_before_311(code, wrapped))
     return getattr(wrapped, "__qualname__", type(wrapped).__name__ if wrapped else "?")
+
+
+def _name_before_311(code: types.CodeType, wrapped: Any) -> str:
+    """Code knew only the last part of its name: the rest is its function's."""
+    if code.co_name == "inner" and code.co_filename.endswith("external_utils.py"):
+        return "wrap_inline.<locals>.inner"
+    module = getattr(wrapped, "__self__", wrapped)
+    for method in (wrapped, getattr(module, "forward", None)):
+        function = getattr(method, "__func__", method)
+        if getattr(function, "__code__", None) is code:
+            return str(function.__qualname__)
+    return code.co_name
 
 
 def _code_in_work() -> types.CodeType | None:

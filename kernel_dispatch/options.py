@@ -351,7 +351,7 @@ OPTIONS: tuple[Option, ...] = (
         "pinned or torch",
         "How each call finds out that a model's modules and weights are as the graph needs them. "
         "torch looks up each of them; pinned first asks whether anything changed at all (graphs "
-        "on CPU, in a process that compiled at O2 or above, Python 3.10 to 3.12).",
+        "on CPU, in a process that compiled at O2 or above, Python 3.10 to 3.14 but 3.13.0).",
     ),
     Option(
         "inductor",

@@ -106,6 +106,7 @@ def _callable(module: nn.Module) -> Callable[..., Any]:
     if sys.version_info >= (3, 11):
         named["co_qualname"] = type(module).__qualname__
     around.__code__ = around.__code__.replace(**named)  # type: ignore[attr-defined]
+    around.__qualname__ = type(module).__qualname__
     return around
 
 

@@ -368,7 +368,7 @@ def pin_plan(
     steps: list[tuple[int, Any, bool, type, int]], variables: Mapping[str, Any], others: list[str]
 ) -> MakePins | None:
     """Of native/pins.cpp: what pins objects as they are. Before loading, and with a Python that
-    does not number the changes of dictionaries, None."""
+    tells nothing of the changes of dictionaries, None."""
     if _Loaded.with_python is None:
         return None
     found: MakePins | None

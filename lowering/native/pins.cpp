@@ -1,11 +1,11 @@
 // What a graph was compiled for, found unchanged without being looked up again: the objects and
 // dictionaries that torch's guards go through to a model's attributes and weights.
 //
-// CPython gives a dictionary a new number with each change of it (3.10 to 3.12). While the number is
-// the same, what it held is there and alive. So what is pinned is asked in the order in which it was
-// reached, each only after what holds it; nothing is kept alive by us. No Python code runs in here, so
-// no other thread changes anything meanwhile.
+// While a dictionary is as it was (dictionary_changes.h), what it held is there and alive. So what is
+// pinned is asked in the order in which it was reached, each only after what holds it; nothing is kept
+// alive by us. No Python code runs in here, so no other thread changes anything meanwhile.
 
+#include "dictionary_changes.h"
 #include "python_objects.h"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#if PY_VERSION_HEX >= 0x030A0000 && PY_VERSION_HEX < 0x030D0000 && !defined(Py_GIL_DISABLED)
+#if KD_DICTIONARIES_TELL
 
 namespace kd {
 namespace {
@@ -34,16 +34,12 @@ PyObject* attributes_of(PyObject* object) {
   return place == nullptr ? nullptr : *place;
 }
 
-uint64_t version_of(PyObject* dictionary) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return reinterpret_cast<PyDictObject*>(dictionary)->ma_version_tag;
-#pragma GCC diagnostic pop
-}
-
 // 0: none now.
 unsigned version_of(const PyTypeObject* type) {
-  return (type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) != 0 ? type->tp_version_tag : 0;
+#if PY_VERSION_HEX < 0x030D0000  // the flag has no meaning since
+  if ((type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG) == 0) return 0;
+#endif
+  return type->tp_version_tag;
 }
 
 // What TENSOR_MATCH of torch asks of a tensor.
@@ -74,7 +70,7 @@ struct Pin {
   PyObject* object;
   PyTypeObject* type = nullptr;    // of an object or a tensor
   PyObject* attributes = nullptr;  // of the same
-  uint64_t version = 0;            // of a tensor: of its attributes
+  uint64_t version = 0;            // of a dictionary: when; of a tensor: of its attributes
   int64_t form = -1;
 };
 
@@ -94,6 +90,7 @@ class Pins {
  public:
   // Whether it holds now.
   bool hold(PyObject* arguments, const std::vector<Owned>& others) const {
+    if (dictionaries_.one_changed()) return false;
     const auto now = c10::impl::tls_local_dispatch_key_set();
     if (now.included_ != keys_.included_ || now.excluded_ != keys_.excluded_) return false;
     for (const Start& start : starts_)
@@ -113,7 +110,11 @@ class Pins {
   // Whether it could be pinned.
   bool add(PyObject* object, long what) {
     if (what & (kObject | kAttributes)) pins_.push_back(of_object(object));
-    if (what & kAttributes) pins_.push_back(of_dictionary(attributes_of(object)));
+    if (what & kAttributes) {
+      PyObject* const attributes = attributes_of(object);
+      if (attributes == nullptr) return false;  // with 3.10, of an object that never had any
+      pins_.push_back(of_dictionary(attributes));
+    }
     if (what & kDictionary) pins_.push_back(of_dictionary(object));
     if (what & kType) {
       const unsigned version = version_of(Py_TYPE(object));
@@ -132,9 +133,9 @@ class Pins {
   static Pin of_object(PyObject* object) {
     return {Pin::Kind::object, object, Py_TYPE(object), attributes_of(object)};
   }
-  static Pin of_dictionary(PyObject* dictionary) {
+  Pin of_dictionary(PyObject* dictionary) {
     Pin pin{Pin::Kind::dictionary, dictionary};
-    pin.version = version_of(dictionary);
+    pin.version = dictionaries_.add(dictionary);
     return pin;
   }
 
@@ -145,7 +146,7 @@ class Pins {
       return false;
     Pin pin = of_object(object);
     pin.kind = Pin::Kind::tensor;
-    if (pin.attributes != nullptr) pin.version = version_of(pin.attributes);
+    if (pin.attributes != nullptr) pin.version = dictionaries_.add(pin.attributes);
     pin.form = static_cast<int64_t>(forms_.size());
     forms_.emplace_back(tensor);
     pins_.push_back(pin);
@@ -157,12 +158,12 @@ class Pins {
       case Pin::Kind::object:
         return is_the_object(pin);
       case Pin::Kind::dictionary:
-        return version_of(pin.object) == pin.version;
+        return Dictionaries::is_as_at(pin.object, pin.version);
       case Pin::Kind::type:
         return version_of(reinterpret_cast<PyTypeObject*>(pin.object)) == pin.version;
       case Pin::Kind::tensor:
         return is_the_object(pin) &&
-               (pin.attributes == nullptr || version_of(pin.attributes) == pin.version) &&
+               (pin.attributes == nullptr || Dictionaries::is_as_at(pin.attributes, pin.version)) &&
                forms_[pin.form].is_of(THPVariable_Unpack(pin.object));
     }
     return false;
@@ -171,6 +172,7 @@ class Pins {
     return Py_TYPE(pin.object) == pin.type && attributes_of(pin.object) == pin.attributes;
   }
 
+  Dictionaries dictionaries_;
   std::vector<Start> starts_;
   std::vector<Pin> pins_;
   std::vector<Form> forms_;
@@ -273,6 +275,7 @@ PyMethodDef pin_method = {"pin", pin, METH_O, "What says whether all is as it is
 // what says of later arguments whether all is as it was; None where that can't be said.
 extern "C" PyObject* kernel_dispatch_pin_plan(PyObject* steps, PyObject* globals, PyObject* others) {
   using namespace kd;
+  if (!Dictionaries::tell()) Py_RETURN_NONE;
   Plan plan{{}, Owned(globals), {}};
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(steps); i++) {
     PyObject* const each = PyList_GET_ITEM(steps, i);

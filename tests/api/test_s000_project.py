@@ -42,7 +42,7 @@ import importlib.abc, sys
 class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {names}:
-            raise ImportError(f"{{name}} is not here")
+            raise ModuleNotFoundError(f"{{name}} is not here")
 
 sys.meta_path.insert(0, Blocked())
 import torch

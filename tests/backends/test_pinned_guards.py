@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,8 +21,6 @@ from kernel_dispatch.pinned_guards import Unchanged
 from lowering.native import library
 from tests.support.compiling import compile_at
 from tests.support.reports import graph_reports as graphs
-
-pytestmark = pytest.mark.usefixtures("our_kernels")
 
 
 class Sizes:
@@ -57,7 +56,9 @@ X = torch.linspace(-1, 1, 24).reshape(3, 8)
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh(our_kernels: None) -> Iterator[None]:
+    if library.pin_plan([], {}, []) is None:
+        pytest.skip("this Python tells nothing of the changes of its dictionaries")
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=32), torch.no_grad():
         yield
@@ -561,8 +562,7 @@ Steps = list[tuple[int, Any, bool, type, int]]
 
 def pins_of(arguments: dict[str, Any], steps: Steps, **more: Any) -> Any:
     pin = library.pin_plan(steps, more.get("variables", {}), more.get("others", []))
-    if pin is None:
-        pytest.skip("this Python does not number the changes of its dictionaries")
+    assert pin is not None
     return pin(arguments)
 
 
@@ -574,7 +574,8 @@ def holds_after(what: Pin, thing: Any, change: Callable[[Any], object]) -> bool:
 
 
 class Anything:
-    pass
+    def __init__(self) -> None:
+        self.b = 1  # with 3.10 an object has no dictionary before its first attribute
 
 
 def test_pins_of_python() -> None:
@@ -588,6 +589,38 @@ def test_pins_of_python() -> None:
     assert not holds_after(Pin.OBJECT, Block(), lambda o: setattr(o, "__class__", nn.ReLU))
     _ = getattr(Anything(), "a", None)  # a class has a number once an object of it was asked
     assert not holds_after(Pin.TYPE, Anything(), lambda o: setattr(type(o), "a", 1))
+
+
+@pytest.mark.parametrize("has_dictionary", [False, True])
+def test_attributes_that_python_sets_by_a_short_way(has_dictionary: bool) -> None:
+    """After some calls an instruction remembers where objects of a class keep the attribute."""
+
+    def store(thing: Any) -> None:
+        thing.b = 2
+
+    for _ in range(1000):
+        other = Anything()
+        if has_dictionary:
+            assert other.__dict__
+        store(other)
+    assert not holds_after(Pin.ATTRIBUTES, Anything(), store)
+
+
+def test_who_is_gone_is_not_asked() -> None:
+    """Neither the dictionary that was pinned, nor what says whether it is as it was."""
+    step = [(-1, "x", False, dict, int(Pin.DICTIONARY))]
+    thing: dict[str, Any] = {"a": 1}
+    first, second = (pins_of({"x": thing}, step) for _ in range(2))
+    assert first({"x": thing}) and second({"x": thing})
+    del first
+    assert second({"x": thing})
+    thing["a"] = 2
+    assert not second({"x": thing})
+    third = pins_of({"x": thing}, step)
+    assert third({"x": thing})
+    del thing
+    gc.collect()
+    assert not third({"x": {"a": 2}})
 
 
 def test_pins_of_tensors() -> None:
@@ -631,6 +664,8 @@ def test_what_is_not_there_is_not_pinned() -> None:
     assert pins_of({}, [begin]) is None
     assert pins_of({"x": 1}, [begin]) is None
     assert pins_of({"x": thing}, [begin, (0, "a", False, int, 0)]) is None
+    empty = Anything.__new__(Anything)
+    assert (pins_of({"x": empty}, [begin]) is None) == (sys.version_info < (3, 11))
     assert pins_of({"x": (1,)}, [(-1, "x", False, tuple, 0), (0, 1, True, int, 0)]) is None
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     assert pins_of({"x": nested}, [(-1, "x", False, torch.Tensor, int(Pin.TENSOR))]) is None

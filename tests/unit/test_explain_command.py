@@ -178,8 +178,7 @@ def test_explain_function(run: Run, target: str, function: str) -> None:
     told = json.loads(done.out)
     assert told["target"] == target
     (graph,) = told["graphs"]
-    known = function if sys.version_info >= (3, 11) else function.rpartition(".")[2]
-    assert known in graph["function"]
+    assert function in graph["function"]
     assert (graph["level"], graph["runs"]) == ("O1", 1)
 
 
