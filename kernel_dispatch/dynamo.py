@@ -127,7 +127,7 @@ def _name_before_311(code: types.CodeType, wrapped: Any) -> str:
         return "wrap_inline.<locals>.inner"
     module = getattr(wrapped, "__self__", wrapped)
     for method in (wrapped, getattr(module, "forward", None)):
-        function = getattr(method, "__func__", method)
+        function: Any = getattr(method, "__func__", method)
         if getattr(function, "__code__", None) is code:
             return str(function.__qualname__)
     return code.co_name
