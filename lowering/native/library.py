@@ -1,8 +1,7 @@
-"""Our C++ kernels as torch operators: built at first use with torch's own builder, then loaded.
+"""Our C++ kernels as torch operators: built at first use (`building`), then loaded.
 
 The library is built for the machine that runs it and kept in the folder that `keep_in` named, under
-a name that changes with the sources, the compiler's command line, torch and the CPU. Its files are
-compiled side by side: some thirty seconds on two cores, once per machine.
+a name that changes with the sources, the compiler's command line, torch and the CPU.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ import ctypes
 import functools
 import hashlib
 import os
-import shutil
 import struct
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +22,8 @@ import torch
 
 from lowering import cut_short, instruction_sets, machine, toolchain
 from lowering.contract import Probe
+from lowering.native import building
 
-_FOLDER = Path(__file__).parent
 # (region, provider) in the order of counters.h
 COUNTED = (
     ("linear", "openmp"),
@@ -135,7 +131,7 @@ def built() -> Path:
         return target
     with FileLock(str(target) + ".lock"):
         if not target.is_file():  # another process may have been faster
-            _build(target)
+            building.build(target)
     return target
 
 
@@ -151,61 +147,19 @@ def fingerprint() -> str:
     cpu = machine.cpu()
     facts = (torch.__version__, sys.version_info[:2], cpu.model, sorted(cpu.isa))
     digest = hashlib.sha256(repr(facts).encode())
-    digest.update(_options_text().encode())
-    for source in sorted(_FOLDER.glob("*.h")) + _sources():
+    digest.update(building.options_text().encode())
+    for source in building.files():
         digest.update(source.read_bytes())
     return digest.hexdigest()[:20]
 
 
-def _sources() -> list[Path]:
-    return sorted(_FOLDER.glob("*.cpp"))
-
-
-def _options_text() -> str:
-    return _linker(_sources(), "").get_command_line()
-
-
 def compile_flags() -> list[str]:
     """What the C++ compiler is told, paths aside; the same for Inductor's code and for ours."""
-    words = _options_text().replace("-D ", "-D").split()
+    words = building.options_text().replace("-D ", "-D").split()
     return [word for word in words if word.startswith(_TELLING) and word != "-D"]
 
 
 _TELLING = ("-O", "-f", "-m", "-std", "-D", "-shared")
-
-
-def _compiler(source: Path, folder: str):  # type: ignore[no-untyped-def]
-    return _builder(source.stem, [source], folder, compile_only=True)
-
-
-def _linker(parts: Sequence[Path], folder: str):  # type: ignore[no-untyped-def]
-    return _builder("kernels", parts, folder, compile_only=False)
-
-
-def _builder(name: str, parts: Sequence[Path], folder: str, *, compile_only: bool):  # type: ignore[no-untyped-def]
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    options = CppTorchOptions(vec_isa=pick_vec_isa(), warning_all=False, compile_only=compile_only)
-    return CppBuilder(name, [str(part) for part in parts], options, output_dir=folder)
-
-
-def _build(target: Path) -> None:
-    # On the same file system, so that the finished file moves into its place in one step. Who
-    # holds the lock builds alone: what else has this name was left by a process that was killed.
-    name = f"build_{target.stem}_"
-    for left in target.parent.glob(f"{name}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    work = tempfile.mkdtemp(prefix=name, dir=target.parent)
-    try:
-        steps = [_compiler(source, work) for source in _sources()]
-        with ThreadPoolExecutor(min(len(steps), machine.cpu().effective_cores)) as pool:
-            list(pool.map(lambda step: step.build(), steps))
-        linker = _linker([Path(step.get_target_file_path()) for step in steps], work)
-        linker.build()
-        os.replace(linker.get_target_file_path(), target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 # --- after loading: shapes for the compiler, and what Python reads from the library ---------------

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import cpp_builder
 
 import kernel_dispatch
 from kernel_dispatch import profiling
 from lowering.contract import Probe
-from lowering.native import library
+from lowering.native import building, library
 from lowering.targets import cpu
 from tests.conftest import Python
 from tests.support.compiling import compile_at, every_row_applies
@@ -98,7 +99,7 @@ def test_a_build_that_fails(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) ->
         def get_command_line(self) -> str:
             return "c++"
 
-    monkeypatch.setattr(library, "_builder", lambda *_, **__: Failing())
+    monkeypatch.setattr(building, "_builder", lambda *_, **__: Failing())
     found = asked_anew()
     assert not found.available
     assert found.reason.endswith("line 49")
@@ -118,10 +119,66 @@ def test_what_a_killed_build_left_is_removed(
     for folder in (name, "build_kernels_another_y"):
         (elsewhere / folder).mkdir()
         (elsewhere / folder / "linear.o").write_text("half an object")
-    monkeypatch.setattr(library, "_compiler", lambda source, folder: 1 / 0)
+    monkeypatch.setattr(building, "_compiled", lambda folder: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        library._build(elsewhere / f"kernels_{library.fingerprint()}.so")
+        building.build(elsewhere / f"kernels_{library.fingerprint()}.so")
     assert [folder.name for folder in elsewhere.glob("build_*")] == ["build_kernels_another_y"]
+
+
+class Recorded:
+    """In place of torch's builder: what it was asked to make, and with which header."""
+
+    made: list[tuple[str, str | None]]
+    refuses: bool
+
+    def __init__(self, name: str, parts: Any, folder: str, *, header: Any = None, **kind: Any):
+        self.name, self.folder, self.header, self.kind = name, folder, header, kind
+
+    def get_target_file_path(self) -> str:
+        end = ".gch" if self.kind.get("precompiling") else ".o"
+        return str(Path(self.folder) / f"{self.name}{end}")
+
+    def build(self) -> None:
+        if Recorded.refuses and self.kind.get("precompiling"):
+            Path(self.get_target_file_path()).write_text("half of it")
+            raise RuntimeError("no space left on device")
+        Path(self.get_target_file_path()).write_text("")
+        Recorded.made.append((self.name, self.header))
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_headers_of_torch_are_read_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refuses: bool
+) -> None:
+    """Where they can't be precompiled, each file reads them, and nothing of a half one is there."""
+    monkeypatch.setattr(Recorded, "made", [], raising=False)
+    monkeypatch.setattr(Recorded, "refuses", refuses, raising=False)
+    monkeypatch.setattr(building, "_builder", Recorded)
+    objects = building._compiled(str(tmp_path))
+    made = dict(Recorded.made)
+    sources = {file.stem for file in building.files() if file.suffix == ".cpp"}
+    assert {file.stem for file in objects} == sources
+    assert all(file.is_file() for file in objects)
+    header = tmp_path / "shared_headers.h"
+    shared = {name for name in sources if made[name] == str(header)}
+    assert shared == (set() if refuses else sources - set(building._APART))
+    assert set(building._APART) < sources
+    assert (tmp_path / "shared_headers.h.gch").exists() != refuses
+
+
+@pytest.mark.slow
+def test_a_precompiled_header_is_taken(tmp_path: Path) -> None:
+    """By the compiler that is here: it would read the text instead without a word."""
+    kernels()
+    if not cpp_builder.is_gcc():
+        pytest.skip("Clang refuses a header that was changed since, which is as good")
+    header = building._precompiled(str(tmp_path))
+    assert header is not None
+    Path(header).write_text("#error read once more")
+    source = tmp_path / "one.cpp"
+    source.write_text("at::Tensor one(int64_t size) { return at::empty({size}); }")
+    building._compiler(source, str(tmp_path), header).build()
+    assert (tmp_path / "one.o").stat().st_size
 
 
 _WITH_A_DAMAGED_FILE = """
@@ -133,7 +190,7 @@ good, folder = pathlib.Path({good!r}), pathlib.Path("damaged")
 folder.mkdir()
 (folder / good.name).write_bytes(good.read_bytes()[:5000])
 library.keep_in(folder)
-library._build = lambda target: shutil.copy(good, target)
+library.building.build = lambda target: shutil.copy(good, target)
 found = library.probe()
 assert found.available, found.reason
 assert library.counts() == (0,) * len(library.COUNTED)
@@ -160,7 +217,7 @@ def test_what_no_build_makes_loadable_is_built_anew_once(
     def load(path: Path) -> None:
         raise OSError(f"{path}: a symbol is missing")
 
-    monkeypatch.setattr(library, "_build", build)
+    monkeypatch.setattr(building, "build", build)
     monkeypatch.setattr(library, "_load", load)
     for _ in range(3):  # as three processes would ask
         found = asked_anew()
@@ -177,11 +234,11 @@ def test_the_name_changes_with_all_that_matters(
     assert found == {plain()}
     monkeypatch.setattr(torch, "__version__", "9.9")
     found.add(plain())
-    monkeypatch.setattr(library, "_options_text", lambda: "c++ -O0")
+    monkeypatch.setattr(building, "options_text", lambda: "c++ -O0")
     found.add(plain())
-    for source in [*library._FOLDER.glob("*.h"), *library._FOLDER.glob("*.cpp")]:
+    for source in building.files():
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    monkeypatch.setattr(building, "_FOLDER", tmp_path)
     assert plain() in found
     for name in ("gemm.h", "linear.cpp"):
         (tmp_path / name).write_text("// another\n")
@@ -205,7 +262,7 @@ def build(target):
     shutil.copy(built, half)
     half.replace(target)
 
-library._build = build
+library.building.build = build
 library.keep_in(Path(folder))
 found = library.probe()
 assert found.available, found.reason
