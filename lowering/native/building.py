@@ -54,8 +54,8 @@ def _compiled(folder: str) -> list[Path]:
     with ThreadPoolExecutor(min(len(_sources()), machine.cpu().effective_cores)) as pool:
         header = pool.submit(_precompiled, folder)
         first = sorted(_sources(), key=lambda source: source.stem not in _APART)
-        objects = [pool.submit(_compile, source, folder, header) for source in first]
-        return [each.result() for each in objects]
+        # The first that fails ends it: those that were not begun are not.
+        return list(pool.map(lambda source: _compile(source, folder, header), first))
 
 
 def _compile(source: Path, folder: str, header: Future[str | None]) -> Path:

@@ -60,8 +60,9 @@ class Dictionaries {
   static bool tell() { return Py_Version >= 0x030D0100 && watcher() >= 0; }
 
   uint64_t add(PyObject* dictionary) {
+    if (changed_) return 0;
     auto& those = watching()[dictionary];
-    if (changed_ || (!those.empty() && those.back() == this)) return 0;
+    if (!those.empty() && those.back() == this) return 0;
     those.push_back(this);
     watched_.push_back(dictionary);
     if (PyDict_Watch(watcher(), dictionary) != 0) {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,24 @@ def test_headers_of_torch_are_read_once(
     assert shared == (set() if refuses else sources - set(building._APART))
     assert set(building._APART) < sources
     assert (tmp_path / "shared_headers.h.gch").exists() != refuses
+
+
+def test_the_first_that_fails_ends_a_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is wrong with one file is wrong with most: nobody waits for all of them."""
+
+    class Failing(Recorded):
+        def build(self) -> None:
+            super().build()
+            time.sleep(0.2)  # a compiler is slower than who cancels what comes behind
+            raise RuntimeError("an option that this compiler lacks")
+
+    monkeypatch.setattr(Recorded, "made", [], raising=False)
+    monkeypatch.setattr(Recorded, "refuses", False, raising=False)
+    monkeypatch.setattr(building, "_builder", Failing)
+    monkeypatch.setattr(building, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
+    with pytest.raises(RuntimeError, match="an option"):
+        building._compiled(str(tmp_path))
+    assert len(Recorded.made) < len(building._sources())
 
 
 @pytest.mark.slow
