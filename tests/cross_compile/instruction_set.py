@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from lowering.native import library
+from lowering.native import building, library
 
 
 def build(march: str, folder: Path) -> Path:
     """With torch's command line, but for -march and what follows from this machine's CPU."""
     target = folder / f"kernels_{march}.so"
-    command = library._options_text().replace("-march=native", f"-march={march}")
+    command = building.options_text().replace("-march=native", f"-march={march}")
     command = re.sub(r"-m(avx|fma|f16c|amx)\S*|-D CPU_CAPABILITY_\w+", "", command)
     command = command.replace("-o kernels.so", f"-o {shlex.quote(str(target))}")
     subprocess.run(shlex.split(command), check=True)
