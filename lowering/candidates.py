@@ -211,18 +211,17 @@ def _built_kernels(folder: Path) -> None:
 
 
 def _openmp_linear(p: Gemm) -> Run | None:
+    """Widening float16 around the kernel is Inductor's work, and not counted here."""
     if not library.probe().available:
         return None
-    operator, nothing = torch.ops.kernel_dispatch.openmp_linear.default, (None, None, None)
-    x = p.x.float()
-    return lambda: operator(x, p.weight, p.bias, *nothing, 0, 0.0, 0.0)
-
-
-def _openmp_linear_bf16(p: Gemm) -> Run | None:
-    if not library.probe().available or not library.multiplies_bfloat16():
+    operators, nothing = torch.ops.kernel_dispatch, (None, None, None)
+    if library.multiplies(p.x.dtype):
+        operator, x = operators.openmp_linear_half.default, p.x
+    elif p.x.dtype is torch.bfloat16:
         return None
-    operator, nothing = torch.ops.kernel_dispatch.openmp_linear_bf16.default, (None, None, None)
-    return lambda: operator(p.x, p.weight, p.bias, *nothing, 0, 0.0, 0.0)
+    else:
+        operator, x = operators.openmp_linear.default, p.x.float()
+    return lambda: operator(x, p.weight, p.bias, *nothing, 0, 0.0, 0.0)
 
 
 def _openmp_conv(p: Conv) -> Run | None:
@@ -230,10 +229,12 @@ def _openmp_conv(p: Conv) -> Run | None:
     if not library.probe().available:
         return None
     operator, nothing = torch.ops.kernel_dispatch.openmp_convolution.default, (None, None, None)
-    x, ones = p.x.float().contiguous(memory_format=torch.channels_last), (1, 1)
+    in_tiles = library.multiplies(p.x.dtype)
+    image, ones = p.x if in_tiles else p.x.float(), (1, 1)
+    x = image.contiguous(memory_format=torch.channels_last)
     head = (x, p.weight, p.bias, None, *nothing, 0.0, ones, p.padding, ones, p.groups)
     winograd = p.groups == 1 and p.weight.shape[-1] == 3
-    way = Way.WINOGRAD if winograd else Way.PLAIN
+    way = Way.FLOAT16 if in_tiles else Way.WINOGRAD if winograd else Way.PLAIN
     return lambda: operator(*head, *nothing, 0, 0.0, 0.0, way)
 
 
@@ -265,12 +266,9 @@ for _kind, _prepare in (("gemm", _ipex_linear), ("conv", _ipex_conv)):
     register(_kind, "ipex", ("float32", "bfloat16"), _prepare, version=ipex.version)
 # NNPACK has no groups, and its gain is in the 3x3 convolutions.
 register("conv", "nnpack", ("float32",), _nnpack_conv, shapes=("spatial",))
-# float16 is widened around these kernels, which is Inductor's work and not counted here.
-_WIDENED = ("float32", "float16")
 for _kind, _dtypes, _prepare in (
-    ("gemm", _WIDENED, _openmp_linear),
-    ("gemm", ("bfloat16",), _openmp_linear_bf16),
-    ("conv", _WIDENED, _openmp_conv),
+    ("gemm", _DTYPES, _openmp_linear),
+    ("conv", ("float32", "float16"), _openmp_conv),
 ):
     register(
         _kind,

@@ -44,6 +44,7 @@ class Way(IntEnum):
     PLAIN = 0
     WINOGRAD = 1
     BFLOAT16 = 2
+    FLOAT16 = 3
 
 
 # In reports.

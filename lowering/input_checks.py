@@ -60,4 +60,4 @@ _THAT_CHECK = (
 def _is_ours(node: fx.Node) -> bool:
     target = node.target
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
-    return name.removeprefix("kernel_dispatch::").removesuffix("_bf16") in _THAT_CHECK
+    return name.removeprefix("kernel_dispatch::").removesuffix("_half") in _THAT_CHECK

@@ -23,7 +23,7 @@ _IN_OUT_BIT = 16  # of `openmp_linears`, above the bits of the tensors behind th
 # Who computes several, and who a layer and its gate.
 _TOGETHER = {
     "kernel_dispatch::openmp_linear": ("openmp_linears", "openmp_gated_linear"),
-    "kernel_dispatch::openmp_linear_bf16": ("openmp_linears_bf16", "openmp_gated_linear_bf16"),
+    "kernel_dispatch::openmp_linear_half": ("openmp_linears_half", "openmp_gated_linear_half"),
 }
 # What stands between query, key and value where attention is spelled out.
 _BETWEEN = ("_product", "_attention", "_softmax")

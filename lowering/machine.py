@@ -51,7 +51,7 @@ class Sources:
     affinity_cores: int = 1
     memory_bytes: int = 0  # used where there is no /proc/meminfo
     sysctl: str = ""  # macOS: `sysctl hw machdep.cpu`
-    isa: frozenset[str] = frozenset()  # what torch found; used where the system has no list
+    isa: frozenset[str] = frozenset()  # what torch found; used for what the system does not list
 
 
 # --- CPU ------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _sources() -> Sources:
         affinity_cores=_affinity(),
         memory_bytes=0 if linux else _system_memory(),
         sysctl=_run_sysctl() if system == "Darwin" else "",
-        isa=frozenset() if linux else _torch_isa(),
+        isa=_torch_isa(),
     )
 
 
@@ -187,10 +187,12 @@ def _run_sysctl() -> str:
 
 
 def _torch_isa() -> frozenset[str]:
-    """ISA flags from torch's own CPU detection, on systems without /proc/cpuinfo."""
+    """ISA flags from torch's own CPU detection."""
     capabilities = getattr(torch.cpu, "get_capabilities", None)  # torch 2.10 and later
-    found = capabilities() if capabilities is not None else {}
-    return _normalised(name for name, value in found.items() if value is True)
+    if capabilities is not None:
+        return _normalised(name for name, value in capabilities().items() if value is True)
+    in_tiles = getattr(torch.cpu, "_is_amx_fp16_supported", None)
+    return frozenset({"amx_fp16"}) if in_tiles is not None and in_tiles() else frozenset()
 
 
 def _colon_lines(text: str) -> dict[str, str]:
@@ -244,7 +246,11 @@ def _isa(info: Mapping[str, str], sysctl: Mapping[str, str], sources: Sources) -
     listed += sysctl.get("machdep.cpu.features", "").split()
     listed += sysctl.get("machdep.cpu.leaf7_features", "").split()
     listed += [key.rpartition(".")[2] for key, on in sysctl.items() if on == "1" and ".arm." in key]
-    return _normalised(listed) | _normalised(sources.isa)
+    found, torchs = _normalised(listed), _normalised(sources.isa)
+    if not found or sources.system != "Linux":
+        return found | torchs
+    # The one that Linux's list leaves out. Where Linux has no tiles it is of no use.
+    return found | (torchs & {"amx_fp16"} if "amx_tile" in found else frozenset())
 
 
 def _normalised(names: Iterable[str]) -> frozenset[str]:

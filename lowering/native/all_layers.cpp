@@ -58,8 +58,8 @@ Tensor all_of(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
   const auto dtype = given.front().scalar_type();
   std::vector<bool> may_stay;
   for (const Tensor& image : given)
-    may_stay.push_back(image.scalar_type() == at::kBFloat16 && lies_channels_last(image));
-  const KeptInBFloat16 kept(layers, may_stay, dtype == at::kBFloat16);
+    may_stay.push_back(image.scalar_type() == dtype && dtype != at::kFloat && lies_channels_last(image));
+  const KeptInHalves kept(layers, may_stay, dtype != at::kFloat);
   std::vector<Tensor> laid_out;
   for (const Tensor& image : given) {
     const bool stays = kept[static_cast<int64_t>(laid_out.size())];

@@ -1,15 +1,20 @@
-// The tiles of Intel's AMX: eight registers of up to 16 rows of 64 bytes, and the instruction that
-// adds the product of two of them, of bfloat16 numbers, to a third.
+// The tiles of Intel's AMX: eight registers of up to 16 rows of 64 bytes, and the instructions that
+// add the product of two of them, of bfloat16 or float16 numbers, to a third.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__) && defined(__x86_64__)
 #define KD_AMX 1
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include "elements.h"
 
 namespace kd::amx {
 
@@ -24,6 +29,30 @@ static inline bool allowed() {
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
   }();
   return granted;
+}
+
+// CPUs multiply float16 in tiles a generation later than bfloat16 (Granite Rapids); older compilers, and
+// Linux's list of what a CPU has, do not know it.
+static inline bool has_float16() {
+  static const bool there = [] {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 21 & 1) != 0;
+  }();
+  return there;
+}
+
+template <class Number>
+bool multiplies() {
+  return allowed() && (std::is_same_v<Number, BFloat16> || has_float16());
+}
+
+// Registers `to` += `left` * `right`. Assemblers that know TDPBF16PS need not know TDPFP16PS, which
+// differs from it in one bit: so both are spelled out.
+template <class Number, int to, int left, int right>
+__attribute__((always_inline)) static inline void add_product() {
+  constexpr int prefix = std::is_same_v<Number, BFloat16> ? 2 : 3;
+  asm volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"i"((~right & 15) << 3 | prefix),
+               "i"(0xc0 | to << 3 | left));
 }
 
 // Two blocks of rows against two panels of columns:

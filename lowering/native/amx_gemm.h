@@ -1,15 +1,15 @@
-// Matrix products of bfloat16 numbers in tiles. A tile multiplies so fast that reading memory is most
+// Matrix products of halves in tiles. A tile multiplies so fast that reading memory is most
 // of the work. The hardware fetches ahead best when it is left alone: asked for the next panels, it had
 // fewer places for the lines that are needed now (up to a quarter slower, two cores of a Xeon).
 #pragma once
 
-#include "bf16_pairs.h"
+#include "half_pairs.h"
 
 #if defined(KD_AMX)
 
 namespace kd::amx {
 
-using bf16::Product;
+using halves::Product;
 
 constexpr int64_t kStripColumns = 2 * kLanes;
 constexpr int64_t kBlockRows = 2 * kTileRows;
@@ -28,9 +28,9 @@ constexpr int64_t kDepthPairs = 128;
 template <class Element>
 class Finishing {
  public:
-  void start(const bf16::Unfinished<Element>& of) {
+  void start(const halves::Unfinished<Element>& of) {
     rest();
-    of_ = of, done_ = 0, finish_ = bf16::finish_rows_of<Element>(of.e.act);
+    of_ = of, done_ = 0, finish_ = halves::finish_rows_of<Element>(of.e.act);
     if (of.e.act == Act::none || of.e.act == Act::relu) rest();
   }
   // All of it, within so many steps.
@@ -49,8 +49,8 @@ class Finishing {
     done_ = end;
   }
 
-  bf16::Unfinished<Element> of_{};
-  bf16::FinishRows<Element> finish_ = nullptr;
+  halves::Unfinished<Element> of_{};
+  halves::FinishRows<Element> finish_ = nullptr;
   int64_t done_ = 0, each_ = 0;
 };
 
@@ -63,7 +63,7 @@ struct TileRows {
 };
 
 // sums[rows][kStripColumns] (+)= left @ right, `steps` tiles deep.
-template <bool lower, bool second, class Element>
+template <bool lower, bool second, class Number, class Element>
 static void sum_tiles(int64_t steps, TileRows left, const Block& right, float* upper_sums,
                       float* lower_sums, bool accumulate, Finishing<Element>& before) {
   constexpr int64_t kSumsRow = kStripColumns * 4, kPanelRow = kLanes * 4;
@@ -84,16 +84,16 @@ static void sum_tiles(int64_t steps, TileRows left, const Block& right, float* u
   for (int64_t step = 0; step < steps; step++, panel += kStep * kLanes) {
     _tile_loadd(4, left.upper, left.ld * 4);
     _tile_loadd(6, panel, kPanelRow);
-    _tile_dpbf16ps(0, 4, 6);
+    add_product<Number, 0, 4, 6>();
     if constexpr (second) {
       _tile_loadd(7, panel + right.across, kPanelRow);
-      _tile_dpbf16ps(1, 4, 7);
+      add_product<Number, 1, 4, 7>();
     }
     if constexpr (lower) {
       _tile_loadd(5, left.lower, left.ld * 4);
-      _tile_dpbf16ps(2, 5, 6);
+      add_product<Number, 2, 5, 6>();
     }
-    if constexpr (lower && second) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (lower && second) add_product<Number, 3, 5, 7>();
     left.upper += kStep, left.lower += kStep;
     if (__builtin_expect(--left.left_of_run == 0, 0))
       left.upper += left.jump, left.lower += left.jump, left.left_of_run = left.run;
@@ -108,10 +108,11 @@ static void sum_tiles(int64_t steps, TileRows left, const Block& right, float* u
 template <class Element>
 using SumTiles = void (*)(int64_t, TileRows, const Block&, float*, float*, bool, Finishing<Element>&);
 
-template <class Element>
+template <class Number, class Element>
 SumTiles<Element> sum_tiles_of(bool lower, bool second) {
-  if (lower) return second ? sum_tiles<true, true, Element> : sum_tiles<true, false, Element>;
-  return second ? sum_tiles<false, true, Element> : sum_tiles<false, false, Element>;
+  if (lower)
+    return second ? sum_tiles<true, true, Number, Element> : sum_tiles<true, false, Number, Element>;
+  return second ? sum_tiles<false, true, Number, Element> : sum_tiles<false, false, Number, Element>;
 }
 
 // Sums of a block are finished before those of the next one are stored; where k has several parts, those
@@ -145,7 +146,7 @@ void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range ro
       float* const at = sums + (parts > 1 ? some.begin : 0) * kStripColumns;
       const float* const a = left.data + some.begin * left.across + deep.begin * kTilePairs;
       finishing.spread_over(std::max<int64_t>(deep.size(), 1));
-      sum_tiles_of<Element>(lower > 0, strip.size() > 1)(
+      sum_tiles_of<typename Rows::Number, Element>(lower > 0, strip.size() > 1)(
           deep.size(), {a, a + upper * left.across, left.across}, right, at,
           at + upper * kStripColumns, part > 0, finishing);
       if (part + 1 < parts) continue;
@@ -168,7 +169,7 @@ void multiply_item(const Product<Rows, Element>& p, const Grid& grid, int64_t it
   const int64_t row_blocks = ceil_div(rows.size(), most_rows);
   const int64_t strips = ceil_div(panels.size(), 2);
   const int64_t held = std::min(rows.size(), most_rows);
-  float* const buffer = scratch<0>(bf16::rows_buffer_size(held, p.k));
+  float* const buffer = scratch<0>(halves::rows_buffer_size(held, p.k));
   float* const sums = scratch<1>(sums_size(held, deep_parts(p.pairs())));
   Registers registers;
   Finishing<Element> finishing;

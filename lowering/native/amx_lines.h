@@ -10,7 +10,9 @@
 namespace kd::amx {
 
 // The left operand, of one group; a pair of channels is as if it were one float.
+template <class Of>
 struct ImageLines {
+  using Number = Of;
   ConvShape pairs;
   const float* x;
   int64_t group;
@@ -66,8 +68,8 @@ static inline std::vector<DeepPart> deep_parts_of(const DirectLines& image) {
 }
 
 // Some lines of one image times a strip of panels.
-template <class Element>
-void multiply_lines(const Product<ImageLines, Element>& p, const DirectLines& image,
+template <class Number, class Element>
+void multiply_lines(const Product<ImageLines<Number>, Element>& p, const DirectLines& image,
                     const std::vector<DeepPart>& parts, const Pixels& pixels, Range strip,
                     float* sums, Registers& registers, Finishing<Element>& finishing) {
   const ConvShape& s = p.a.pairs;
@@ -93,7 +95,7 @@ void multiply_lines(const Product<ImageLines, Element>& p, const DirectLines& im
       registers.shape(upper, lower);
       float* const at = sums + (parts.size() > 1 ? row : 0) * kStripColumns;
       finishing.spread_over(steps);
-      sum_tiles_of<Element>(lower > 0, strip.size() > 1)(
+      sum_tiles_of<Number, Element>(lower > 0, strip.size() > 1)(
           steps, left, right, at, at + upper * kStripColumns, part > 0, finishing);
       if (last)
         finishing.start(
@@ -110,8 +112,8 @@ static inline int64_t lines_at_once(const ConvShape& s, const DirectLines& image
   return count;
 }
 
-template <class Element>
-void multiply_item(const Product<ImageLines, Element>& p, const Grid& grid, int64_t item) {
+template <class Number, class Element>
+void multiply_item(const Product<ImageLines<Number>, Element>& p, const Grid& grid, int64_t item) {
   const ConvShape& s = p.a.pairs;
   const Range lines = part_of(s.n * s.oh, item / grid.across, grid.down);
   const Range panels = part_of(panels_of(p.n), item % grid.across, grid.across);

@@ -1,9 +1,9 @@
-// Both products of attention in bfloat16, in tiles: scores and sums are floats, and only the weights
+// Both products of attention in half precision, in tiles: scores and sums are floats, and only the weights
 // are rounded between the two. Each block of keys and values is laid out here, as pairs, and is still
 // in the cache when it is read.
 #pragma once
 
-#include "bf16_pairs.h"
+#include "half_pairs.h"
 
 #if defined(KD_AMX)
 
@@ -25,7 +25,7 @@ constexpr int64_t kWeightsStride = kTiledKeys + kStepNumbers;
 static inline int64_t steps_of(int64_t numbers) { return ceil_div(numbers, kStepNumbers); }
 
 // Up to 32 numbers, with zeros behind them.
-static inline vec load_pairs(const BFloat16* from, int64_t count) {
+static inline vec load_pairs(const void* from, int64_t count) {
   const uint32_t there = count >= kStepNumbers ? ~0u : (1u << count) - 1;
   return (vec)_mm512_maskz_loadu_epi16(there, from);
 }
@@ -33,18 +33,19 @@ static inline vec load_pairs(const BFloat16* from, int64_t count) {
 // --- what the tiles read ---------------------------------------------------------------------------
 
 // [row][step], as they lie, with zeros behind each.
-static inline void pair_queries(float* to, const Group& group, const BFloat16* q, Row row,
-                                int rows) {
+template <class Number>
+void pair_queries(float* to, const Group& group, const Number* q, Row row, int rows) {
   const int64_t d = group.shape.d, steps = steps_of(d);
   for (int r = 0; r < rows; r++, row = group.after(row)) {
-    const BFloat16* const from = q + group.query_offset(row);
+    const Number* const from = q + group.query_offset(row);
     for (int64_t s = 0; s < steps; s++, to += kLanes)
       store(to, load_pairs(from + s * kStepNumbers, d - s * kStepNumbers));
   }
 }
 
 // [16 keys][pair of neighbours along d][key]
-static inline void pair_keys(float* to, Rows<BFloat16> keys, int count, Rows<BFloat16> later) {
+template <class Number>
+void pair_keys(float* to, Rows<Number> keys, int count, Rows<Number> later) {
   const int64_t steps = steps_of(keys.size);
   for (int j = 0; j < count; j += kLanes) {
     const int present = std::min(count - j, kLanes);
@@ -64,7 +65,8 @@ static inline void pair_keys(float* to, Rows<BFloat16> keys, int count, Rows<BFl
 }
 
 // [16 columns][pair of neighbouring keys][column]
-static inline void pair_values(float* to, Rows<BFloat16> values, int count, Rows<BFloat16> later) {
+template <class Number>
+void pair_values(float* to, Rows<Number> values, int count, Rows<Number> later) {
   alignas(64) uint16_t places[2 * kStepNumbers];
   for (uint16_t i = 0; i < 2 * kStepNumbers; i++)
     places[i] = static_cast<uint16_t>(i / 2 + (i % 2) * kStepNumbers);
@@ -93,7 +95,7 @@ static inline void pair_values(float* to, Rows<BFloat16> values, int count, Rows
 // --- the two products ------------------------------------------------------------------------------
 
 // The first `count` of four tiles beside each other: to (+)= left @ right. Strides: of floats.
-template <int count, bool add>
+template <class Number, int count, bool add>
 void multiply_tiles(int64_t steps, const float* left, int64_t ld_left, const float* right,
                     int64_t apart, float* to, int64_t ld) {
   constexpr int64_t kPanelRow = kLanes * 4, kStep = amx::kTilePairs;
@@ -113,18 +115,18 @@ void multiply_tiles(int64_t steps, const float* left, int64_t ld_left, const flo
   for (int64_t step = 0; step < steps; step++, right += kStep * kLanes) {
     _tile_loadd(4, left + step * kStep, ld_left * 4);
     _tile_loadd(6, right, kPanelRow);
-    _tile_dpbf16ps(0, 4, 6);
+    amx::add_product<Number, 0, 4, 6>();
     if constexpr (count > 1) {
       _tile_loadd(7, right + apart, kPanelRow);
-      _tile_dpbf16ps(1, 4, 7);
+      amx::add_product<Number, 1, 4, 7>();
     }
     if constexpr (count > 2) {
       _tile_loadd(6, right + 2 * apart, kPanelRow);
-      _tile_dpbf16ps(2, 4, 6);
+      amx::add_product<Number, 2, 4, 6>();
     }
     if constexpr (count > 3) {
       _tile_loadd(7, right + 3 * apart, kPanelRow);
-      _tile_dpbf16ps(3, 4, 7);
+      amx::add_product<Number, 3, 4, 7>();
     }
   }
   _tile_stored(0, to, row);
@@ -134,30 +136,31 @@ void multiply_tiles(int64_t steps, const float* left, int64_t ld_left, const flo
 }
 
 // Of so many panels, four at a time.
-template <bool add>
+template <class Number, bool add>
 static inline void multiply_panels(int64_t panels, int64_t steps, const float* left,
                                    int64_t ld_left, const float* right, int64_t apart, float* to,
                                    int64_t ld) {
   for (int64_t p = 0; p < panels; p += 4) {
     const int64_t count = panels - p;
-    const auto multiply = count == 1   ? multiply_tiles<1, add>
-                          : count == 2 ? multiply_tiles<2, add>
-                          : count == 3 ? multiply_tiles<3, add>
-                                       : multiply_tiles<4, add>;
+    const auto multiply = count == 1   ? multiply_tiles<Number, 1, add>
+                          : count == 2 ? multiply_tiles<Number, 2, add>
+                          : count == 3 ? multiply_tiles<Number, 3, add>
+                                       : multiply_tiles<Number, 4, add>;
     multiply(steps, left, ld_left, right + p * apart, apart, to + p * kLanes, ld);
   }
 }
 
 // Weights as the second product reads them. Scores get their scale here: queries that had it would
 // have been rounded once more.
+template <class Number>
 struct RoundedWeights {
   static constexpr bool scales = true;
   float scale;
-  BFloat16* weights;
+  Number* weights;
 
   vec scaled(vec score) const { return score * splat(scale); }
   void keep(int row, int key, float*, vec weight) const {
-    *reinterpret_cast<hvec*>(weights + row * kWeightsStride + key) = bf16::rounded(weight);
+    *reinterpret_cast<hvec*>(weights + row * kWeightsStride + key) = halves::rounded(weight, Number());
   }
 };
 
@@ -179,15 +182,16 @@ struct TiledOperands {
 };
 
 // Adds to what `result` has.
-static inline void attend_in_tiles(const Group& group, Range rows, Range keys, const BFloat16* q,
-                                   const BFloat16* k, const BFloat16* v, const Result& result) {
+template <class Number>
+void attend_in_tiles(const Group& group, Range rows, Range keys, const Number* q, const Number* k,
+                     const Number* v, const Result& result) {
   static_assert(amx::kTileRows <= kRowsInLanes, "weigh() takes the rows of one tile");
   const AttentionShape& shape = group.shape;
   const int64_t tiles = ceil_div(rows.size(), amx::kTileRows), ld = whole_vectors(shape.dv);
   const int64_t d_steps = steps_of(shape.d), query_row = d_steps * kLanes;
   const TiledOperands own(d_steps, ld, tiles);
-  auto* const weights = reinterpret_cast<BFloat16*>(own.weights);
-  const RoundedWeights form{query_scale(shape), weights};
+  auto* const weights = reinterpret_cast<Number*>(own.weights);
+  const RoundedWeights<Number> form{query_scale(shape), weights};
   for (int64_t t = 0; t < tiles; t++) {
     const Range tile = part_of(rows.size(), t, tiles);
     pair_queries(own.queries + tile.begin * query_row, group, q,
@@ -197,11 +201,12 @@ static inline void attend_in_tiles(const Group& group, Range rows, Range keys, c
   const int64_t end = std::min(keys.end, group.visible_keys(group.row(rows.begin), rows.size()));
   for (int64_t key = keys.begin; key < end; key += kTiledKeys) {
     const int count = static_cast<int>(std::min<int64_t>(kTiledKeys, end - key));
-    const Rows<BFloat16> block_keys{k + group.key_offset(key), shape.k_l, shape.d};
-    const Rows<BFloat16> block_values{v + group.value_offset(key), shape.v_l, shape.dv};
+    const Rows<Number> block_keys{k + group.key_offset(key), shape.k_l, shape.d};
+    const Rows<Number> block_values{v + group.value_offset(key), shape.v_l, shape.dv};
     const int64_t next_size = key + count < end ? shape.d : 0;
     pair_keys(own.keys, block_keys, count, block_values);
-    pair_values(own.values, block_values, count, {block_keys.row(count), shape.k_l, next_size});
+    pair_values(own.values, block_values, count,
+                Rows<Number>{block_keys.row(count), shape.k_l, next_size});
     const int64_t apart = steps_of(count) * amx::kTilePairs * kLanes;
     for (int64_t t = 0; t < tiles; t++) {
       const Range tile = part_of(rows.size(), t, tiles);
@@ -212,7 +217,7 @@ static inline void attend_in_tiles(const Group& group, Range rows, Range keys, c
       const int width = static_cast<int>(std::min<int64_t>(count, seen));
       const int64_t steps = steps_of(width);
       registers.shape(height, 0);
-      multiply_panels<false>(ceil_div(width, kLanes), d_steps, own.queries + tile.begin * query_row,
+      multiply_panels<Number, false>(ceil_div(width, kLanes), d_steps, own.queries + tile.begin * query_row,
                              query_row, own.keys, d_steps * amx::kTilePairs * kLanes, own.scores,
                              kScoreStride);
       float rescale[kRowsInLanes];
@@ -220,13 +225,13 @@ static inline void attend_in_tiles(const Group& group, Range rows, Range keys, c
             rescale);
       float* const sums = result.sums + tile.begin * ld;
       for (int r = 0; r < height; r++) {
-        BFloat16* const row = weights + r * kWeightsStride;
+        Number* const row = weights + r * kWeightsStride;
         for (int64_t j = whole_vectors(width); j < steps * kStepNumbers; j += kLanes)
           *reinterpret_cast<hvec*>(row + j) = hvec{};
         for (int64_t c = 0; c < ld; c += kLanes)
           store(sums + r * ld + c, load(sums + r * ld + c) * splat(rescale[r]));
       }
-      multiply_panels<true>(ld / kLanes, steps, own.weights, kWeightsStride / 2, own.values, apart,
+      multiply_panels<Number, true>(ld / kLanes, steps, own.weights, kWeightsStride / 2, own.values, apart,
                             sums, ld);
     }
   }

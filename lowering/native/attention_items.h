@@ -30,8 +30,8 @@ static inline void attend(const Group& group, Range rows, Range keys, const Elem
   result.start(rows.size(), whole_vectors(group.shape.dv));
   if (group.rows() <= kMostUnpackedRows) return attend_unpacked(group, keys, q, k, v, result);
 #if defined(KD_AMX)
-  if constexpr (std::is_same_v<Element, BFloat16>)
-    if (amx::allowed()) return attend_in_tiles(group, rows, keys, q, k, v, result);
+  if constexpr (!std::is_same_v<Element, float>)
+    if (amx::multiplies<Element>()) return attend_in_tiles(group, rows, keys, q, k, v, result);
 #endif
   attend_packed(group, rows, keys, q, k, v, result);
 }

@@ -7,9 +7,9 @@
 
 #include <utility>
 
-#include "bf16_pairs.h"
+#include "half_pairs.h"
 
-namespace kd::bf16 {
+namespace kd::halves {
 
 struct Pairs {
   static inline vec multiply_add(vec a, vec b, vec sum) {
@@ -116,6 +116,6 @@ void multiply_item(const Product<Rows, Element>& p, const Grid& grid, int64_t it
   }
 }
 
-}  // namespace kd::bf16
+}  // namespace kd::halves
 
 #endif

@@ -25,9 +25,11 @@ inline PackedPtr packed_convolution(const Layer& layer, const ConvShape& shape, 
       return packed;
     };
 #if defined(__AVX512BF16__)
-    if (way == Way::bfloat16) {
-      auto packed = packed_as(bf16::convolution_packed_size(shape), [&](float* to) {
-        bf16::pack_convolution(to, numbers, shape, threads());
+    if (by_halves(way)) {
+      const auto pack_halves = way == Way::float16 ? halves::pack_convolution<Half>
+                                                   : halves::pack_convolution<BFloat16>;
+      auto packed = packed_as(halves::convolution_packed_size(shape), [&](float* to) {
+        pack_halves(to, numbers, shape, threads());
       });
       packed->scale = std::move(folded.scale);  // weights that are rounded already stay what they are
       return packed;
@@ -127,8 +129,8 @@ struct Ready {
 // and images are freed as soon as nobody is to read them any more.
 class Layers {
  public:
-  // `given`: channels last, and in bfloat16 where they are kept so.
-  Layers(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given, const KeptInBFloat16& kept)
+  // `given`: channels last, and in halves where they are kept so.
+  Layers(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given, const KeptInHalves& kept)
       : layers_(layers), values_(layers, given, kept) {}
 
   Tensor compute() {
@@ -282,7 +284,10 @@ class Layers {
             : made(index, x);
     s.ldy = y.ld;
     if (s.values() == 0) return;
-    if (way == Way::bfloat16) return by_products_of_bfloat16(layer, s, x, y, before);
+#if defined(__AVX512BF16__)
+    if (way == Way::bfloat16) return by_products_of<BFloat16>(layer, s, x, y, before);
+    if (way == Way::float16) return by_products_of<Half>(layer, s, x, y, before);
+#endif
     const auto computed = [&](bool winograd) {
       const Ready ready(layer, s, winograd ? Way::winograd : Way::plain, values_);
       const auto& [shape, packed, epilogue] = ready.stage;
@@ -293,29 +298,28 @@ class Layers {
     if (way != Way::winograd || !computed(true)) computed(false);
   }
 
-  void by_products_of_bfloat16([[maybe_unused]] const Layer& layer,
-                               [[maybe_unused]] const ConvShape& s,
-                               [[maybe_unused]] const PlacedImage& x,
-                               [[maybe_unused]] const PlacedImage& y,
-                               [[maybe_unused]] const Prologue& before) {
 #if defined(__AVX512BF16__)
+  template <class Number>
+  void by_products_of(const Layer& layer, const ConvShape& s, const PlacedImage& x,
+                      const PlacedImage& y, const Prologue& before) {
+    TORCH_CHECK(halves::multiplied<Number>(), "this CPU has no products of ", type_of<Number>);
     check(layer, s, values_);
-    const PackedPtr packed = packed_convolution(layer, s, Way::bfloat16);
-    const bf16::Weighing weighing{packed->weight.data(),
+    const PackedPtr packed = packed_convolution(layer, s, layer.way);
+    const halves::Weighing weighing{packed->weight.data(),
                                   {if_any(packed->scale), if_any(packed->bias)}};
     const auto into = [&](auto* to) {
       const auto e = epilogue_of<std::remove_pointer_t<decltype(to)>>(layer, values_);
       if (x.halves != nullptr)
-        bf16::convolution(s, x.halves, weighing, to, e, threads());
+        halves::convolution(s, x.numbers<const Number>(), weighing, to, e, threads());
       else
-        bf16::convolution(s, x.data, weighing, to, e, threads(), before);
+        halves::convolution_of_floats<Number>(s, x.data, weighing, to, e, threads(), before);
     };
     if (y.halves != nullptr)
-      into(y.halves);
+      into(y.numbers<Number>());
     else
       into(y.data);
-#endif
   }
+#endif
 
   size_t both(size_t index, const ConvShape& s, ConvShape t) {
     const PlacedImage& y = values_.make(index + 1, sizes_of(t));

@@ -25,8 +25,11 @@ enum class Kind : int64_t {
 enum class Way : int64_t {
   plain,
   winograd,
-  bfloat16,  // by products of bfloat16 numbers where the shape is one for that
+  bfloat16,  // by products of such numbers where the shape is one for that
+  float16,
 };
+
+constexpr bool by_halves(Way way) { return way == Way::bfloat16 || way == Way::float16; }
 
 // What it reads besides its weights are numbers of values: first the images that are given, then what
 // each layer makes.

@@ -185,6 +185,8 @@ def _load(path: Path) -> None:
         library.kernel_dispatch_limit_memory.restype = ctypes.c_int64
         library.kernel_dispatch_keep_memory.argtypes = (ctypes.c_int64, ctypes.c_bool)
         library.kernel_dispatch_wake_threads.restype = ctypes.c_bool
+        library.kernel_dispatch_multiplies_bfloat16.restype = ctypes.c_bool
+        library.kernel_dispatch_multiplies_float16.restype = ctypes.c_bool
         library.kernel_dispatch_forget_watched.argtypes = (ctypes.c_int64,)
         with_python = ctypes.PyDLL(str(path))
         with_python.kernel_dispatch_pin_plan.argtypes = (ctypes.py_object,) * 3
@@ -230,9 +232,16 @@ def straight(operator: torch._ops.OpOverload, function: Callable[..., Any]) -> C
     return made
 
 
-def multiplies_bfloat16() -> bool:
-    """Is what was loaded built for a CPU that multiplies bfloat16 itself (AVX-512 BF16)?"""
-    return hasattr(torch.ops.kernel_dispatch, "openmp_linear_bf16")
+def multiplies(dtype: torch.dtype) -> bool:
+    """Do linear layers and convolutions of what was loaded multiply such halves as they are? That
+    is AVX-512's products of bfloat16, and AMX's tiles of bfloat16 and of float16."""
+    if _Loaded.library is None or dtype not in _HALVES:
+        return False
+    multiplied: bool = getattr(_Loaded.library, f"kernel_dispatch_multiplies_{_HALVES[dtype]}")()
+    return multiplied
+
+
+_HALVES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class _PerThread(threading.local):

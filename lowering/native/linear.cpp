@@ -1,10 +1,10 @@
-// act(x @ weight.T + bias + before) * times + after, for rows of float32 and of bfloat16.
+// act(x @ weight.T + bias + before) * times + after, for rows of float32 and of halves.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "bf16_linear.h"
+#include "half_linear.h"
 #include "counters.h"
 #include "from_python.h"
 #include "tensors.h"
@@ -28,14 +28,16 @@ PackedPtr packed_linear(const Tensor& weight, bool in_out) {
 
 #if defined(__AVX512BF16__)
 // A wider weight is rounded, as a graph that casts it (autocast) would do in every call.
-PackedPtr packed_linear_bf16(const Tensor& weight, bool in_out) {
-  return weights().get({weight}, in_out ? 3 : 2, [&] {
+template <class Number>
+PackedPtr packed_linear_of_halves(const Tensor& weight, bool in_out) {
+  const int form = std::is_same_v<Number, BFloat16> ? 2 : 4;
+  return weights().get({weight}, form + in_out, [&] {
     const Tensor out_in = in_out ? weight.detach().t() : weight.detach();
     const int64_t n = out_in.size(0), k = out_in.size(1);
-    Tensor rows = at::zeros({n, 2 * bf16::pairs_of(k)}, weight.options().dtype(at::kBFloat16));
+    Tensor rows = at::zeros({n, 2 * halves::pairs_of(k)}, weight.options().dtype(type_of<Number>));
     rows.narrow(1, 0, k).copy_(out_in);
-    auto packed = std::make_shared<Packed>(bf16::packed_size_of(k, n));
-    bf16::pack(packed->weight.data(), numbers_of<BFloat16>(rows), k, n, threads());
+    auto packed = std::make_shared<Packed>(halves::packed_size_of(k, n));
+    halves::pack(packed->weight.data(), numbers_of<Number>(rows), k, n, threads());
     return packed;
   });
 }
@@ -48,11 +50,12 @@ struct LinearInFloats : InFloats {
 };
 
 #if defined(__AVX512BF16__)
-struct LinearInBFloat16 : InBFloat16 {
+template <class Number>
+struct LinearInHalves : InHalves<Number> {
   static Tensor converted(const Tensor& bias) {
-    return bias.defined() ? bias.to(at::kBFloat16).contiguous() : bias;
+    return bias.defined() ? bias.to(type_of<Number>).contiguous() : bias;
   }
-  static constexpr auto packed = packed_linear_bf16;
+  static constexpr auto packed = packed_linear_of_halves<Number>;
 };
 #endif
 
@@ -189,14 +192,44 @@ Tensor gated_linear(const Tensor& x, at::TensorList tensors, at::IntArrayRef int
   return results.front();
 }
 
+#if defined(__AVX512BF16__)
+// For the kind of halves that the rows are of.
+template <class Function>
+Function* of_kind(const Tensor& x, Function* of_bfloat16, Function* of_float16) {
+  if (x.scalar_type() != at::kHalf) return of_bfloat16;
+  TORCH_CHECK(halves::multiplied<Half>(), "this CPU has no products of float16 numbers");
+  return of_float16;
+}
+
+Tensor half_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                   const OptionalTensor& before, const OptionalTensor& times,
+                   const OptionalTensor& after, int64_t act, double a, double b, bool in_out) {
+  const auto compute = of_kind(x, linear<LinearInHalves<BFloat16>>, linear<LinearInHalves<Half>>);
+  return compute(x, weight, bias, before, times, after, act, a, b, in_out);
+}
+
+std::vector<Tensor> half_linears(const Tensor& x, at::TensorList tensors,
+                                 at::IntArrayRef integers, at::ArrayRef<double> numbers) {
+  const auto compute = of_kind(x, linears<LinearInHalves<BFloat16>>, linears<LinearInHalves<Half>>);
+  return compute(x, tensors, integers, numbers);
+}
+
+Tensor gated_half_linear(const Tensor& x, at::TensorList tensors, at::IntArrayRef integers,
+                         at::ArrayRef<double> numbers) {
+  const auto compute =
+      of_kind(x, gated_linear<LinearInHalves<BFloat16>>, gated_linear<LinearInHalves<Half>>);
+  return compute(x, tensors, integers, numbers);
+}
+#endif
+
 const from_python::Offered offered[] = {
     {"openmp_linear", from_python::entry<linear<LinearInFloats>>},
     {"openmp_linears", from_python::entry<linears<LinearInFloats>>},
     {"openmp_gated_linear", from_python::entry<gated_linear<LinearInFloats>>},
 #if defined(__AVX512BF16__)
-    {"openmp_linear_bf16", from_python::entry<linear<LinearInBFloat16>>},
-    {"openmp_linears_bf16", from_python::entry<linears<LinearInBFloat16>>},
-    {"openmp_gated_linear_bf16", from_python::entry<gated_linear<LinearInBFloat16>>},
+    {"openmp_linear_half", from_python::entry<half_linear>},
+    {"openmp_linears_half", from_python::entry<half_linears>},
+    {"openmp_gated_linear_half", from_python::entry<gated_half_linear>},
 #endif
 };
 
@@ -211,9 +244,9 @@ TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
   library.def(("openmp_linears" + several + "Tensor[]").c_str());
   library.def(("openmp_gated_linear" + several + "Tensor").c_str());
 #if defined(__AVX512BF16__)
-  library.def(("openmp_linear_bf16" + one).c_str());
-  library.def(("openmp_linears_bf16" + several + "Tensor[]").c_str());
-  library.def(("openmp_gated_linear_bf16" + several + "Tensor").c_str());
+  library.def(("openmp_linear_half" + one).c_str());
+  library.def(("openmp_linears_half" + several + "Tensor[]").c_str());
+  library.def(("openmp_gated_linear_half" + several + "Tensor").c_str());
 #endif
 }
 
@@ -222,9 +255,9 @@ TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
   library.impl("openmp_linears", linears<LinearInFloats>);
   library.impl("openmp_gated_linear", gated_linear<LinearInFloats>);
 #if defined(__AVX512BF16__)
-  library.impl("openmp_linear_bf16", linear<LinearInBFloat16>);
-  library.impl("openmp_linears_bf16", linears<LinearInBFloat16>);
-  library.impl("openmp_gated_linear_bf16", gated_linear<LinearInBFloat16>);
+  library.impl("openmp_linear_half", half_linear);
+  library.impl("openmp_linears_half", half_linears);
+  library.impl("openmp_gated_linear_half", gated_half_linear);
 #endif
 }
 

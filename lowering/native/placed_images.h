@@ -7,7 +7,7 @@
 
 #include "elements.h"
 #include "image_tensors.h"
-#include "kept_in_bfloat16.h"
+#include "kept_in_halves.h"
 
 namespace kd {
 
@@ -15,7 +15,7 @@ namespace kd {
 struct PlacedImage {
   Tensor memory;
   float* data = nullptr;
-  BFloat16* halves = nullptr;  // instead of floats
+  void* halves = nullptr;  // instead of floats
   std::array<int64_t, 4> sizes{};
   int64_t ld = 0;  // numbers from a pixel to the next
 
@@ -28,7 +28,7 @@ struct PlacedImage {
     if (whole.scalar_type() == at::kFloat)
       data = static_cast<float*>(at);
     else
-      halves = static_cast<BFloat16*>(at);
+      halves = at;
   }
 
   template <class Element>
@@ -36,7 +36,7 @@ struct PlacedImage {
     if constexpr (std::is_same_v<Element, float>)
       return data;
     else
-      return halves;
+      return static_cast<Element*>(halves);
   }
 
   int64_t channels() const { return sizes[1]; }
@@ -56,7 +56,7 @@ struct PlacedImage {
 // The values that layers read: images that are given, then what each layer makes.
 class Values {
  public:
-  Values(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given, KeptInBFloat16 kept)
+  Values(at::ArrayRef<Layer> layers, const std::vector<Tensor>& given, KeptInHalves kept)
       : layers_(layers), given_(given.size()), kept_(std::move(kept)) {
     for (const Tensor& image : given) values_.emplace_back(image, false);
     values_.resize(given_ + layers.size());
@@ -138,7 +138,7 @@ class Values {
 
   PlacedImage place(int64_t value, const std::array<int64_t, 4>& sizes) {
     if (part_[value] == kNowhere) {
-      const auto dtype = kept_[value] ? at::kBFloat16 : at::kFloat;
+      const auto dtype = kept_.dtype(value);
       return PlacedImage(Tensor(at::detail::empty_cpu(sizes, dtype, false, kChannelsLast)), true);
     }
     const auto part = static_cast<size_t>(part_[value]);
@@ -147,7 +147,7 @@ class Values {
 
   at::ArrayRef<Layer> layers_;
   size_t given_;
-  KeptInBFloat16 kept_;
+  KeptInHalves kept_;
   std::vector<PlacedImage> values_;
   std::vector<int64_t> readers_;
   std::vector<int64_t> part_;  // of each value: the layer that wants it as a part

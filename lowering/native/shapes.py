@@ -10,7 +10,6 @@ import torch
 
 from lowering import convolution_steps, linear_groups, recurrent
 from lowering.convolution_steps import Kind, Told
-from lowering.native import library
 from lowering.outputs import lies_channels_last
 
 Optional = torch.Tensor | None
@@ -243,7 +242,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_softmax", _softmax)
     register_fake("kernel_dispatch::openmp_group_norm", _group_norm)
     register_fake("kernel_dispatch::mkl_linear_native", mkl_linear)
-    if library.multiplies_bfloat16():
-        register_fake("kernel_dispatch::openmp_linear_bf16", _linear)
-        register_fake("kernel_dispatch::openmp_linears_bf16", _linears)
-        register_fake("kernel_dispatch::openmp_gated_linear_bf16", _gated_linear)
+    if hasattr(torch.ops.kernel_dispatch, "openmp_linear_half"):
+        register_fake("kernel_dispatch::openmp_linear_half", _linear)
+        register_fake("kernel_dispatch::openmp_linears_half", _linears)
+        register_fake("kernel_dispatch::openmp_gated_linear_half", _gated_linear)

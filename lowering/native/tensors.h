@@ -9,6 +9,7 @@
 
 #include <optional>
 
+#include "elements.h"
 #include "epilogue.h"
 #include "lent.h"
 
@@ -20,6 +21,12 @@ using OptionalTensor = std::optional<Tensor>;
 inline int threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 inline Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
+
+// Torch's name of a kind of numbers.
+template <class Element>
+constexpr at::ScalarType type_of = std::is_same_v<Element, float>      ? at::kFloat
+                                   : std::is_same_v<Element, BFloat16> ? at::kBFloat16
+                                                                       : at::kHalf;
 
 // A tensor's numbers as the kernels call them.
 template <class Element>

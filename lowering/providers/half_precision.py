@@ -19,11 +19,11 @@ Layer = Linear | Convolution | TransposedConvolution
 
 
 def is_widened(dtype: torch.dtype) -> bool:
-    """float16 always: on a CPU that multiplies it itself, calibration finds out who is faster."""
+    isa = machine.cpu().isa
     if dtype is torch.bfloat16:
-        isa = machine.cpu().isa
         return "avx2" in isa and "avx512_bf16" not in isa
-    return dtype is torch.float16
+    # In AVX-512's vectors oneDNN multiplies float16 no faster than float32; in AMX's tiles it does.
+    return dtype is torch.float16 and "amx_fp16" not in isa
 
 
 def element(match: Layer) -> int:

@@ -2,8 +2,8 @@
 
 They are built for this machine at first use (`lowering/native`). Compared with a library call they
 absorb more of what stands around them and cost a microsecond to call. Linear layers and
-convolutions in bfloat16 are multiplied by the CPU itself where it can; all other half precision is
-computed in float32, from weights that were widened once.
+convolutions in half precision are multiplied by the CPU itself where it can; all other half
+precision is computed in float32, from weights that were widened once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch import fx
 from lowering import machine
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.convolution_steps import Way
+from lowering.graphs import hint
 from lowering.native import library
 from lowering.regions.batch_norm import GradientSums, Moments
+from lowering.regions.calls import value_of
 from lowering.regions.convolution import LONGEST_CHAIN, Convolution
 from lowering.regions.epilogue import ACTIVATIONS, Abilities, Epilogue
 from lowering.regions.group_norm import GroupNorm
@@ -40,13 +42,13 @@ def probe() -> Probe:
     return library.probe()
 
 
-def _in_bfloat16(match: Linear | Convolution) -> bool:
-    """Does it read and give such numbers, and multiply them as such?"""
-    return match.dtype is torch.bfloat16 and library.multiplies_bfloat16()
+def _in_halves(match: Linear | Convolution) -> bool:
+    """Does it read and give halves, and multiply them as such?"""
+    return library.multiplies(match.dtype)
 
 
 def _is_long_product(match: Convolution) -> bool:
-    """As `bf16::suits` in native/bf16_convolution.h has it: others are computed in float32."""
+    """As `halves::suits` in native/half_convolution.h has it: others are computed in float32."""
     total, inputs, *taps = match.weight.meta["val"].shape
     outputs = total // match.groups
     by_channel = match.groups > 1 and (inputs == 1 or (inputs, outputs) == (8, 8))
@@ -54,10 +56,10 @@ def _is_long_product(match: Convolution) -> bool:
 
 
 def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
-    if _in_bfloat16(match):
+    if _in_halves(match):
         beside = (epilogue.before, epilogue.times, epilogue.after)
         return graph.call_function(
-            torch.ops.kernel_dispatch.openmp_linear_bf16.default,
+            torch.ops.kernel_dispatch.openmp_linear_half.default,
             (match.input, match.weight, match.bias, *beside, *_activation(epilogue), match.in_out),
         )
     head = (widened(graph, match.input), match.weight, match.bias)
@@ -84,15 +86,15 @@ def _emit_convolution(graph: fx.Graph, match: Convolution, epilogue: Epilogue) -
         operands = (image, *_own(match), *geometry, *beside, *_activation(epilogue), way)
         return graph.call_function(torch.ops.kernel_dispatch.openmp_convolution.default, operands)
 
-    if _in_bfloat16(match):
+    if _in_halves(match):
         return emitted(match.input, (epilogue.before, epilogue.times, epilogue.after))
     new = emitted(widened(graph, match.input), _widened_beside(graph, epilogue))
     return narrowed(graph, new, match.dtype)
 
 
 def _way(match: Convolution) -> Way:
-    if _in_bfloat16(match) and _is_long_product(match):
-        return Way.BFLOAT16
+    if _in_halves(match) and _is_long_product(match):
+        return Way.BFLOAT16 if match.dtype is torch.bfloat16 else Way.FLOAT16
     return Way.WINOGRAD if match.winograd_pays else Way.PLAIN
 
 
@@ -164,9 +166,23 @@ def _refuses_recurrent(match: Recurrent) -> str:
         return "openmp takes layers without dropout between them only"
     if not match.weights_stay:
         return "openmp packs weights, and these are made anew in every call"
-    if match.dtype is torch.bfloat16 and "avx512_bf16" in machine.cpu().isa:
-        return "the CPU multiplies bfloat16 itself, and torch uses that"
+    name = _name(match.dtype)
+    if _PRODUCTS.get(name) in machine.cpu().isa and not _gains_beside_products(match):
+        return f"the CPU multiplies {name} itself, and torch uses that"
     return ""
+
+
+def _gains_beside_products(match: Recurrent) -> bool:
+    """Ours are computed in floats. torch has one call for an LSTM, and a dozen small ones for each
+    step of the others: their products have to be many to outweigh those (measured: a Xeon with
+    AMX; GRUs of 256, 384 and 512, eight sequences, 0.6, 1.0 and 1.2 of torch's time)."""
+    if match.node.target is torch.lstm or "amx_tile" not in machine.cpu().isa:
+        return False
+    steps = value_of(match.input).shape[1 if match.batch_first else 0]
+    return match.work().flops <= 2 * _MOST_PRODUCTS * match.layers * hint(steps)
+
+
+_MOST_PRODUCTS = 6_000_000  # of a layer in a step
 
 
 def _emit_batch_norm(
@@ -258,18 +274,26 @@ def _emit_group_norm(graph: fx.Graph, match: GroupNorm, epilogue: Epilogue) -> f
 
 
 def _packed_linear_element(match: Linear) -> int:
-    return 2 if _in_bfloat16(match) else 4
+    return 2 if _in_halves(match) else 4
 
 
 def _packed_convolution_element(match: Convolution) -> int:
-    return 2 if _way(match) is Way.BFLOAT16 else 4
+    return 2 if _way(match) in (Way.BFLOAT16, Way.FLOAT16) else 4
 
 
-def _refuses_linear(match: Linear) -> str:
-    in_hardware = match.dtype is torch.bfloat16 and "avx512_bf16" in machine.cpu().isa
-    if in_hardware and not _in_bfloat16(match):
-        return "the compiler that built openmp does not know this CPU's bfloat16 products"
+def _cannot_multiply(match: Linear | Convolution) -> str:
+    """What the CPU multiplies itself, oneDNN has multiplied by it."""
+    name = _name(match.dtype)
+    if _PRODUCTS.get(name) in machine.cpu().isa and not _in_halves(match):
+        return f"openmp was built without, or may not use, this CPU's {name} products"
     return ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_PRODUCTS = {"bfloat16": "avx512_bf16", "float16": "amx_fp16"}  # the feature that multiplies them
 
 
 def _refuses_convolution(match: Convolution) -> str:
@@ -278,6 +302,8 @@ def _refuses_convolution(match: Convolution) -> str:
     total, inputs, *taps = match.weight.meta["val"].shape
     if len(taps) == 3:
         return "openmp takes convolutions of lines and images only"
+    if without_products := _cannot_multiply(match):
+        return without_products
     outputs = total // match.groups
     if inputs == 1:  # with a cut vector, several kernels of each channel take twice oneDNN's time
         shared = outputs == 1 or (total >= _LANES and taps[0] > 1)
@@ -326,7 +352,7 @@ PROVIDER = Provider(
     requires=("a C++ compiler (GCC or Clang)",),
     regions={
         "linear": RegionMaker(
-            _emit_linear, ABILITIES, _refuses_linear, packed_element=_packed_linear_element
+            _emit_linear, ABILITIES, _cannot_multiply, packed_element=_packed_linear_element
         ),
         "convolution": RegionMaker(
             _emit_convolution,

@@ -190,7 +190,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     model = Of(lambda m, x: [m.q(x), m.k(x), m.v(x)], **layers("q", "k", "v")).to(dtype)
     compiled, x = compiled_of(model), torch.randn(6, 24, dtype=dtype)
     hold(compiled, model, x)
-    name = "openmp_linears_bf16" if dtype is torch.bfloat16 else "openmp_linears"
+    name = "openmp_linears_half" if dtype is torch.bfloat16 else "openmp_linears"
     assert calls(compiled, x) == [name]
     assert_regions(compiled, ("linear", "openmp", 3, 6))
 

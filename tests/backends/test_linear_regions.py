@@ -281,7 +281,7 @@ HALVES = [
 
 def widens(place: str, dtype: torch.dtype) -> bool:
     if provider_at(place) == "openmp":
-        return dtype is torch.float16 or not library.multiplies_bfloat16()
+        return not library.multiplies(dtype)
     return half_precision.is_widened(dtype)
 
 

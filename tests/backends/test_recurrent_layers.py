@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize, rnn
 
 import kernel_dispatch
+from lowering import machine
 from tests.support.compiling import compile_at, every_row_applies
 from tests.support.modules import Of
 from tests.support.numerics import assert_bit_identical
@@ -193,17 +194,32 @@ def test_changed_weights_show() -> None:
     assert of_graph(compiled) == [("recurrent", "openmp", 1, 3)]
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    model, x = tagger(nn.GRU(16, 20, 2)).to(dtype), torch.randn(7, 3, 12, dtype=dtype)
+def test_half_precision(dtype: torch.dtype, kind: Any) -> None:
+    """Few products are ours, and all that the CPU does not multiply as they are."""
+    model, x = tagger(kind(16, 20, 2)).to(dtype), torch.randn(7, 3, 12, dtype=dtype)
     compiled = compile_at("O2", model)
     hold(compiled, model, x)
     ((region, provider, *counts),) = of_graph(compiled)
     assert (region, counts) == ("recurrent", [1, 1])
-    from lowering import machine
+    isa = machine.cpu().isa
+    torchs = multiplied_by_the_cpu(dtype) and (kind is nn.LSTM or "amx_tile" not in isa)
+    assert provider == ("eager" if torchs else "openmp")
 
-    has_bfloat16 = dtype is torch.bfloat16 and "avx512_bf16" in machine.cpu().isa
-    assert provider == ("eager" if has_bfloat16 else "openmp")
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_many_products_in_half_precision(dtype: torch.dtype) -> None:
+    model, x = tagger(nn.GRU(16, 600)).to(dtype), torch.randn(4, 8, 12, dtype=dtype)
+    compiled = compile_at("O2", model)
+    hold(compiled, model, x)
+    ((_, provider, *_),) = of_graph(compiled)
+    assert provider == ("eager" if multiplied_by_the_cpu(dtype) else "openmp")
+
+
+def multiplied_by_the_cpu(dtype: torch.dtype) -> bool:
+    feature = "avx512_bf16" if dtype is torch.bfloat16 else "amx_fp16"
+    return feature in machine.cpu().isa
 
 
 # --- when Dynamo is told, and when it is not -----------------------------------------------------

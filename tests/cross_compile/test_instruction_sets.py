@@ -17,7 +17,7 @@ pytestmark = pytest.mark.proof
 SETS = {
     "AVX2": ("haswell", "avx2", ("linear", "convolution", "winograd", "attention")),
     "no AVX": ("x86-64-v2", "sse4_1", ("linear", "winograd")),
-    "no AMX": ("cooperlake", "avx512_bf16", ("bf16_linear", "bf16_convolution")),
+    "no AMX": ("cooperlake", "avx512_bf16", ("half_linear", "half_convolution")),
 }
 
 

@@ -219,34 +219,36 @@ def test_half_precision(sizes: Sizes, kind: str, dtype: torch.dtype) -> None:
     halves = [tensor.to(dtype) for tensor in operands(sizes)]
     got = compute(*halves, mask, causal, None)
     wide = compute(*(tensor.float() for tensor in halves), mask, causal, None)
-    if dtype is torch.bfloat16 and in_tiles(sizes):
-        own = expected(*halves, as_bfloat16(mask), causal, None)
+    if in_tiles(sizes, dtype):
+        own = expected(*halves, in_halves(mask, dtype), causal, None)
         assert_contract(got, own, wide.double(), f"in tiles, {kind}")
     else:
         assert_bit_identical(got, wide.to(dtype), f"{dtype}, {kind}")
 
 
-def in_tiles(sizes: Sizes) -> bool:
+def in_tiles(sizes: Sizes, dtype: torch.dtype) -> bool:
     """Few rows are not worth laying out keys and values."""
     _, heads, key_heads, queries, _, _ = sizes
-    return "amx_bf16" in machine.cpu().isa and queries * heads // key_heads > 8
+    feature = "amx_bf16" if dtype is torch.bfloat16 else "amx_fp16"
+    return feature in machine.cpu().isa and queries * heads // key_heads > 8
 
 
-def as_bfloat16(mask: Tensor | None) -> Tensor | None:
-    return mask.bfloat16() if mask is not None and mask.is_floating_point() else mask
+def in_halves(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
 
 
 def as_floats(mask: Tensor | None) -> Tensor | None:
     return mask.float() if mask is not None and mask.is_floating_point() else mask
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", MASKS)
-def test_tiles_over_several_blocks(kind: str) -> None:
+def test_tiles_over_several_blocks(kind: str, dtype: torch.dtype) -> None:
     """Keys in three blocks, the last of one key; rows of several heads in one tile."""
-    if not in_tiles(sizes := (1, 4, 2, 37, 257, 48)):
-        pytest.skip("the CPU has no AMX")
-    mask, causal = as_bfloat16(mask_of(kind, sizes)), kind == "causal"
-    q, k, v = (tensor.bfloat16() for tensor in operands(sizes))
+    if not in_tiles(sizes := (1, 4, 2, 37, 257, 48), dtype):
+        pytest.skip(f"the CPU has no tiles of {dtype}")
+    mask, causal = in_halves(mask_of(kind, sizes), dtype), kind == "causal"
+    q, k, v = (tensor.to(dtype) for tensor in operands(sizes))
     v = torch.cat([v, v[..., :20]], 3)  # values of another size
     wide = [q.float(), k.float(), v.float(), as_floats(mask)]
     reference = expected(*wide, causal, -0.2).double()

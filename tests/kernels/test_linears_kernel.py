@@ -25,15 +25,16 @@ SIZES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=["float32", "bfloat16", "float16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    if request.param == "bfloat16" and not library.multiplies_bfloat16():
-        pytest.skip("kernels were not built for AVX-512 BF16")
-    return getattr(torch, request.param)
+    found = getattr(torch, request.param)
+    if found is not torch.float32 and not library.multiplies(found):
+        pytest.skip(f"the kernels do not multiply {found}")
+    return found
 
 
 def one(x: Tensor, *tensors: Tensor | None, act: int = NONE, in_out: bool = False) -> Tensor:
-    name = "openmp_linear" + ("_bf16" if x.dtype is torch.bfloat16 else "")
+    name = "openmp_linear" + ("" if x.dtype is torch.float32 else "_half")
     return getattr(kernels(), name)(x, *tensors, act, 0.0, 0.0, in_out)
 
 
@@ -45,7 +46,7 @@ def several(x: Tensor, *layers: tuple[Any, ...]) -> list[Tensor]:
         tensors += [tensor for tensor in given if tensor is not None]
         bits = sum(1 << place for place, tensor in enumerate(given[1:]) if tensor is not None)
         integers += [activation, bits + 16 * in_out, gate]
-    name = "openmp_linears" + ("_bf16" if x.dtype is torch.bfloat16 else "")
+    name = "openmp_linears" + ("" if x.dtype is torch.float32 else "_half")
     return getattr(kernels(), name)(x, tensors, integers, [])
 
 

@@ -96,6 +96,25 @@ def test_macos_and_windows_and_silence_do_not_crash() -> None:
     assert cpu_from(windows).isa == {"fma", "avx512f", "avx2"}
 
 
+def test_what_linux_does_not_list() -> None:
+    """Linux names no products of float16 in tiles. Torch, which asks the CPU, does."""
+    with_tiles = EPYC.replace("clflush", "clflush amx_tile amx_bf16")
+    for text, found in ((with_tiles, {"amx_fp16"}), (EPYC, set())):
+        told = dataclasses.replace(
+            linux({"/proc/cpuinfo": text}), isa=frozenset({"amx_fp16", "avx512_fp16"})
+        )
+        assert cpu_from(told).isa & {"amx_fp16", "avx512_fp16"} == found
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_older_torch_is_asked_for_tiles_of_float16(
+    found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", None, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: found, raising=False)
+    assert machine._torch_isa() == ({"amx_fp16"} if found else set())
+
+
 @pytest.mark.parametrize(
     ("affinity", "quota", "expected"),
     [(2, None, 2), (16, 2.0, 2), (2, 8.0, 2), (16, 0.1, 1), (16, 2.5, 2), (16, 1.9, 2)],

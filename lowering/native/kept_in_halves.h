@@ -1,26 +1,28 @@
-// Which images that layers read and make lie in bfloat16: those of which only products of such numbers
-// are made. All others are floats.
+// Which images that layers read and make lie in half precision: those of which only products of such
+// numbers are made. All others are floats.
 #pragma once
 
-#include "bf16_convolution.h"
+#include "half_convolution.h"
 #include "layers.h"
 
 namespace kd {
 
 // As it is wished, where the shape is one for that.
 inline Way way_of(const Layer& layer, [[maybe_unused]] const ConvShape& s) {
-  if (layer.way != Way::bfloat16) return layer.way;
+  if (!by_halves(layer.way)) return layer.way;
 #if defined(__AVX512BF16__)
-  if (bf16::suits(s)) return Way::bfloat16;
+  if (halves::suits(s)) return layer.way;
 #endif
   return Way::plain;
 }
 
-class KeptInBFloat16 {
+class KeptInHalves {
  public:
   // `given`: which of the images that are given may be; `result`: whether the last one may.
-  KeptInBFloat16(at::ArrayRef<Layer> layers, const std::vector<bool>& given, bool result)
+  KeptInHalves(at::ArrayRef<Layer> layers, const std::vector<bool>& given, bool result)
       : layers_(layers), given_(given.size()), kept_(given) {
+    for (const Layer& layer : layers)
+      if (layer.way == Way::float16) dtype_ = at::kHalf;
     for (size_t i = 0; i < layers.size(); i++)
       kept_.push_back(may_make(i) && (result || i + 1 < layers.size()));
     for (size_t i = 0; i < layers.size(); i++) note_readers(i);
@@ -29,6 +31,7 @@ class KeptInBFloat16 {
   }
 
   bool operator[](int64_t value) const { return kept_[value]; }
+  at::ScalarType dtype(int64_t value) const { return kept_[value] ? dtype_ : at::kFloat; }
 
  private:
   // Neighbours of which one is of each channel by itself are computed together, in floats.
@@ -38,8 +41,7 @@ class KeptInBFloat16 {
   }
   bool multiplies(size_t i) const {
     const Layer& layer = layers_[i];
-    if (!layer.is_convolution() || layer.way != Way::bfloat16) return false;
-    return way_of(layer, sizeless(layer)) == Way::bfloat16;
+    return layer.is_convolution() && by_halves(way_of(layer, sizeless(layer)));
   }
   static bool of_each_channel(const Layer& layer) {
     return layer.is_convolution() && layer.groups > 1 && layer.groups == layer.weight->size(0);
@@ -83,6 +85,7 @@ class KeptInBFloat16 {
   at::ArrayRef<Layer> layers_;
   size_t given_;
   std::vector<bool> kept_;
+  at::ScalarType dtype_ = at::kBFloat16;  // all layers of a graph multiply the same kind
 };
 
 }  // namespace kd

@@ -1,4 +1,4 @@
-"""Convolutions by products of bfloat16 numbers: sums are floats, images may be such numbers."""
+"""Convolutions by products of halves: sums are floats, images may be halves."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from lowering.convolution_steps import Kind, Step, Way
+from tests.kernels.conftest import Halves
 from tests.kernels.test_convolution_kernel import PROBLEMS, Problem, compute, expected
 from tests.kernels.test_convolutions_kernel import doubled, step_of
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import kernels
-
-pytestmark = pytest.mark.usefixtures("bf16_kernels")
 
 Tensor = torch.Tensor
 
@@ -45,24 +44,14 @@ LARGE = {
 }
 
 
-def rounded(tensor: Tensor) -> Tensor:
-    return tensor.bfloat16().float()
-
-
-def in_bfloat16(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(in_bfloat16, value))
-    return value.bfloat16() if isinstance(value, Tensor) else value
-
-
-def operands(problem: Problem) -> dict[str, Any]:
-    """Weights in bfloat16, all else in floats."""
+def operands(problem: Problem, half: Halves) -> dict[str, Any]:
+    """Weights in half precision, all else in floats."""
     x, weight = problem.tensors()
     norm = tuple(torch.rand(problem.out) + 0.5 for _ in range(4))
     shape = expected(problem, x, weight).shape
     return {
-        "x": rounded(x),
-        "weight": rounded(weight / weight[0].numel() ** 0.5),
+        "x": half.rounded(x),
+        "weight": half.rounded(weight / weight[0].numel() ** 0.5),
         "bias": torch.randn(problem.out),
         "norm": norm,
         "beside": tuple(torch.randn(shape) for _ in range(3)),
@@ -71,73 +60,76 @@ def operands(problem: Problem) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("problem", [*PROBLEMS.values(), *LARGE.values()], ids=repr)
-def test_of_numbers_that_are_bfloat16_it_is_as_exact_as_with_floats(problem: Problem) -> None:
+def test_of_numbers_that_are_halves_it_is_as_exact_as_with_floats(
+    problem: Problem, half: Halves
+) -> None:
     """Neither weights nor the norm behind them are rounded again."""
-    given = operands(problem)
-    got, own = compute(problem, **given, way=Way.BFLOAT16), expected(problem, **given)
+    given = operands(problem, half)
+    got, own = compute(problem, **given, way=half.way), expected(problem, **given)
     reference = expected(problem, **doubled(given))
     assert_contract(
         got,
         own.to(memory_format=torch.channels_last) if own.dim() == 4 else own,
         reference,
-        "bfloat16",
+        "halves",
     )
 
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("problem", [*PROBLEMS.values(), *LARGE.values()], ids=repr)
-def test_images_in_bfloat16(problem: Problem, rows: bool, memory: torch.memory_format) -> None:
+def test_images_in_halves(
+    problem: Problem, rows: bool, memory: torch.memory_format, half: Halves
+) -> None:
     """They give the same as the same numbers in floats, rounded once."""
-    given = operands(problem)
+    given = operands(problem, half)
     if given["x"].dim() == 4:
         given["x"] = given["x"].contiguous(memory_format=memory)
-    given["beside"] = tuple(map(rounded, given["beside"]))
-    halves = {**given, "x": given["x"].bfloat16(), "beside": in_bfloat16(given["beside"])}
-    got = compute(problem, **halves, way=Way.BFLOAT16, rows=rows)
-    assert got.dtype is torch.bfloat16
-    floats = compute(problem, **given, way=Way.BFLOAT16, rows=rows)
-    assert_bit_identical(got, floats.bfloat16(), "bfloat16")
+    given["beside"] = tuple(map(half.rounded, given["beside"]))
+    given_halves = {**given, "x": given["x"].to(half.dtype), "beside": half.of(given["beside"])}
+    got = compute(problem, **given_halves, way=half.way, rows=rows)
+    assert got.dtype is half.dtype
+    floats = compute(problem, **given, way=half.way, rows=rows)
+    assert_bit_identical(got, floats.to(half.dtype), "halves")
 
 
-def test_other_inputs_are_rounded_on_the_way() -> None:
+def test_other_inputs_are_rounded_on_the_way(half: Halves) -> None:
     problem = LARGE["3x3"]
-    given = operands(problem)
+    given = operands(problem, half)
     given["x"] += 2e-3 * torch.randn_like(given["x"])
-    as_rounded = {**given, "x": rounded(given["x"])}
-    got = compute(problem, **given, way=Way.BFLOAT16)
-    assert_bit_identical(got, compute(problem, **as_rounded, way=Way.BFLOAT16), "rounded")
+    as_rounded = {**given, "x": half.rounded(given["x"])}
+    got = compute(problem, **given, way=half.way)
+    assert_bit_identical(got, compute(problem, **as_rounded, way=half.way), "rounded")
     assert not torch.equal(got, compute(problem, **given))
 
 
 @pytest.mark.parametrize("name", ["stem", "grouped", "pointwise, deep", "3x3", "3x3, small images"])
-@pytest.mark.parametrize("image", [torch.float32, torch.bfloat16], ids=str)
-def test_the_number_of_threads_does_not_show(name: str, image: torch.dtype) -> None:
+@pytest.mark.parametrize("floats", [True, False])
+def test_the_number_of_threads_does_not_show(name: str, floats: bool, half: Halves) -> None:
     problem = LARGE[name]
-    given = operands(problem)
-    given["x"] = given["x"].to(image)
-    if image is torch.bfloat16:
-        given["beside"] = in_bfloat16(given["beside"])
+    given = operands(problem, half)
+    if not floats:
+        given["x"], given["beside"] = half.of(given["x"]), half.of(given["beside"])
     results = []
     for count in (1, 2, 3, 7):
         torch.set_num_threads(count)
-        results.append(compute(problem, **given, way=Way.BFLOAT16))
+        results.append(compute(problem, **given, way=half.way))
     for other in results[1:]:
         assert_bit_identical(results[0], other, name)
 
 
-@pytest.mark.parametrize("image", [torch.float32, torch.bfloat16], ids=str)
-def test_not_a_number_stays_in_its_window(image: torch.dtype) -> None:
+@pytest.mark.parametrize("floats", [True, False])
+def test_not_a_number_stays_in_its_window(floats: bool, half: Halves) -> None:
     problem = Problem(1, 32, (20, 20), 32, (3, 3), padding=(1, 1))
-    given = operands(problem)
+    given = operands(problem, half)
     given["x"][0, 5, 10, 10] = torch.nan
-    if image is torch.bfloat16:
-        given["x"], given["beside"] = given["x"].bfloat16(), in_bfloat16(given["beside"])
-    there = compute(problem, **given, way=Way.BFLOAT16).isnan()
+    if not floats:
+        given["x"], given["beside"] = half.of(given["x"]), half.of(given["beside"])
+    there = compute(problem, **given, way=half.way).isnan()
     assert there[0, :, 9:12, 9:12].all() and int(there.sum()) == 9 * 32
 
 
-# --- several, of which some images are kept in bfloat16 -------------------------------------------
+# --- several, of which some images are kept in half precision ------------------------------------
 
 # What each reads: its image, what lies before, beside and after it, as numbers of values.
 NOTHING = -1
@@ -192,12 +184,16 @@ GRAPHS: dict[str, tuple[list[Problem], list[tuple[int, ...]]]] = {
 
 
 def joined(
-    problems: Sequence[Problem], layers: Sequence[dict[str, Any]], reads: Sequence[Any], x: Tensor
+    problems: Sequence[Problem],
+    layers: Sequence[dict[str, Any]],
+    reads: Sequence[Any],
+    x: Tensor,
+    way: Way,
 ) -> Tensor:
     tensors: list[Tensor] = []
     texts: list[str] = []
     for problem, layer, read in zip(problems, layers, reads, strict=True):
-        step = replace(step_of(problem, layer, read), way=Way.BFLOAT16)
+        step = replace(step_of(problem, layer, read), way=way)
         tensors += [tensor for tensor in step.tensors if tensor is not None]
         texts.append(step.text(lambda number: NOTHING if number is None else number))
     return kernels().openmp_convolutions(x, tensors, " ".join(texts), [])
@@ -215,34 +211,36 @@ def one_by_one(
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_kept_images_cost_no_more_than_their_rounding(name: str, threads: int) -> None:
+def test_kept_images_cost_no_more_than_their_rounding(
+    name: str, threads: int, half: Halves
+) -> None:
     torch.set_num_threads(threads)
     problems, reads = GRAPHS[name]
     layers = []
     for index, problem in enumerate(problems):
-        given = operands(problem)
+        given = operands(problem, half)
         norm = given["norm"] if index % 2 else (None,) * 4
         layers.append({**{k: given[k] for k in ("weight", "bias", "activation")}, "norm": norm})
-    x = operands(problems[0])["x"]
-    got = joined(problems, layers, reads, x)
+    x = operands(problems[0], half)["x"]
+    got = joined(problems, layers, reads, x, half.way)
     reference = one_by_one(problems, doubled(layers), reads, x.double())
-    halves = [{k: in_bfloat16(v) for k, v in layer.items()} for layer in layers]
-    eager = one_by_one(problems, halves, reads, x.bfloat16())
+    halves = [{k: half.of(v) for k, v in layer.items()} for layer in layers]
+    eager = one_by_one(problems, halves, reads, x.to(half.dtype))
     error, eagers = ((it.double() - reference).norm() / reference.norm() for it in (got, eager))
     assert 1e-5 < error <= eagers  # something was rounded, not more than by eager
 
 
-def test_an_image_of_which_a_window_is_taken_is_of_floats() -> None:
+def test_an_image_of_which_a_window_is_taken_is_of_floats(half: Halves) -> None:
     problem = Problem(1, 16, (20, 20), 32, (3, 3), padding=(1, 1))
-    layer = {k: operands(problem)[k] for k in ("weight", "bias", "norm", "activation")}
+    layer = {k: operands(problem, half)[k] for k in ("weight", "bias", "norm", "activation")}
     nothing = [NOTHING] * 3
     steps = [
-        replace(step_of(problem, layer, (0, *nothing)), way=Way.BFLOAT16),
+        replace(step_of(problem, layer, (0, *nothing)), way=half.way),
         Step(Kind.LARGEST, 1, window=(2, 2, 0, 0, 0, 0, 1, 1), extent=(2, 2)),
     ]
-    x = operands(problem)["x"]
+    x = operands(problem, half)["x"]
     text = " ".join(s.text(lambda number: NOTHING if number is None else number) for s in steps)
     tensors = [t for step in steps for t in step.tensors if t is not None]
     got = kernels().openmp_convolutions(x, tensors, text, [])
-    alone = compute(problem, x, **layer, way=Way.BFLOAT16)
+    alone = compute(problem, x, **layer, way=half.way)
     assert_bit_identical(got, torch.nn.functional.max_pool2d(alone, 2), "max_pool")

@@ -1,25 +1,32 @@
-// Convolutions by products of bfloat16 numbers. Images are of floats, which are rounded on their way to
+// Convolutions by products of halves. Images are of floats, which are rounded on their way to
 // the product, or of such numbers; sums and all that follows are floats.
 #pragma once
 
-#include "bf16_product.h"
+#include "half_product.h"
 #include "conv.h"
 
 #if defined(__AVX512BF16__)
 
-namespace kd::bf16 {
+namespace kd::halves {
 
 // --- floats, rounded ------------------------------------------------------------------------------
 
+static inline void put_both(BFloat16* to, vec first, vec second) {
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  std::memcpy(to, &both, sizeof both);
+}
+static inline void put_both(Half* to, vec first, vec second) {
+  store_floats(to, first);
+  store_floats(to + kLanes, second);
+}
+
 // `count` floats as pairs; of an odd one the partner is zero.
-static inline void round_row(float* pairs, const float* from, int64_t count) {
-  auto* const to = reinterpret_cast<BFloat16*>(pairs);
+template <class Number>
+void round_row(float* pairs, const float* from, int64_t count) {
+  auto* const to = reinterpret_cast<Number*>(pairs);
   int64_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    const __m512bh both =
-        _mm512_cvtne2ps_pbh((__m512)load(from + i + kLanes), (__m512)load(from + i));
-    std::memcpy(to + i, &both, sizeof both);
-  }
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes)
+    put_both(to + i, load(from + i), load(from + i + kLanes));
   for (; i < count; i += kLanes) {
     const int some = static_cast<int>(std::min<int64_t>(count - i, kLanes));
     put(to + i, load_first(from + i, some), some + (some & 1));
@@ -31,8 +38,9 @@ static inline void zero_pairs(float* to, int64_t count) {
 }
 
 // A few rows of floats are made at a time, so that they are in the first cache when they are rounded.
-template <class Rows>
+template <class Of, class Rows>
 struct RoundedRows {
+  using Number = Of;
   static constexpr int64_t kAtOnce = 8;
   Rows a;
   int64_t k;
@@ -45,7 +53,7 @@ struct RoundedRows {
       const Block made = a.block(row + at, some, 0, k, floats);
       for (int64_t i = 0; i < some; i++) {
         float* const to = buffer + (at + i) * ld;
-        round_row(to, made.data + i * made.across, k);
+        round_row<Number>(to, made.data + i * made.across, k);
         zero_pairs(to + own, pairs - own);
       }
     }
@@ -69,11 +77,13 @@ static inline Block gathered(const ImageRows& all, int64_t row, int64_t rows, in
 }
 
 // Rows with the inputs under all taps.
+template <class Of>
 struct GatheredPairs {
+  using Number = Of;
   ConvShape pairs;
   ImageRows all;
 
-  GatheredPairs(const ConvShape& s, const BFloat16* x, int64_t group)
+  GatheredPairs(const ConvShape& s, const Number* x, int64_t group)
       : pairs(in_pairs(s)), all(pairs, reinterpret_cast<const float*>(x), group) {}
 
   Block block(int64_t row, int64_t rows, float* buffer) const {
@@ -82,8 +92,11 @@ struct GatheredPairs {
 };
 
 // The same of floats: the lines of an image that a block needs are rounded first.
+template <class Of>
 class RoundedImageRows {
  public:
+  using Number = Of;
+
   RoundedImageRows(const ConvShape& shape, const float* x, int64_t group)
       : s_(shape), x_(x + group * shape.group_inputs()) {}
 
@@ -117,10 +130,10 @@ class RoundedImageRows {
     const int64_t inputs = s_.group_inputs();
     float* const made = scratch<2>(pixels * pairs + kLanes);
     if (inputs == s_.ldx && inputs % 2 == 0) {
-      round_row(made, from, pixels * inputs);
+      round_row<Number>(made, from, pixels * inputs);
       return made;
     }
-    for (int64_t i = 0; i < pixels; i++) round_row(made + i * pairs, from + i * s_.ldx, inputs);
+    for (int64_t i = 0; i < pixels; i++) round_row<Number>(made + i * pairs, from + i * s_.ldx, inputs);
     return made;
   }
 
@@ -146,10 +159,11 @@ static inline int64_t convolution_packed_size(const ConvShape& s) {
 }
 
 // w: [co][ci / groups][kh][kw]
-static inline void pack_convolution(float* packed, const float* w, const ConvShape& s, int threads) {
+template <class Number>
+void pack_convolution(float* packed, const float* w, const ConvShape& s, int threads) {
   const int64_t inputs = s.group_inputs(), outputs = s.group_outputs(), taps = s.kh * s.kw;
   const int64_t depth = depth_of(s), numbers = 2 * pairs_of(depth), of_tap = depth / taps;
-  std::vector<BFloat16> rows(static_cast<size_t>(outputs * numbers));
+  std::vector<Number> rows(static_cast<size_t>(outputs * numbers));
   for (int64_t g = 0; g < s.groups; g++) {
     in_parallel(threads, [&](int thread, int team) {
       const Range mine = part_of(outputs, thread, team);
@@ -170,11 +184,12 @@ struct Weighing {
   OfColumns own;
 };
 
-static inline Grid grid_for(const ConvShape& s, int& threads) {
+template <class Number>
+Grid grid_for(const ConvShape& s, int& threads) {
   const int64_t m = s.pixels(), n = s.group_outputs(), pairs = pairs_of(depth_of(s));
-  const double reading = in_tiles() ? 200 : 8;
+  const double reading = in_tiles<Number>() ? 200 : 8;
   const double work = (static_cast<double>(m) + reading) * static_cast<double>(n * pairs * s.groups);
-  threads = useful_threads(threads, in_tiles() ? 0.1 * work : work, kWorkPerThread);
+  threads = useful_threads(threads, in_tiles<Number>() ? 0.1 * work : work, kWorkPerThread);
   return grid_of(m, n, pairs, s.groups >= 4 * threads ? 1 : threads, reading, reading);
 }
 
@@ -184,7 +199,8 @@ void convolution_of(const ConvShape& s, const Weighing& w, Out* y, const Epilogu
                     int threads, const Make& make) {
   const int64_t n = s.group_outputs(), k = depth_of(s);
   if (s.values() == 0) return;
-  const Grid grid = grid_for(s, threads);
+  using Number = typename decltype(make(0))::Number;
+  const Grid grid = grid_for<Number>(s, threads);
   for_each_item(s.groups * grid.items(), threads, [&](int64_t at) {
     const int64_t g = at / grid.items();
     auto rows = make(g);
@@ -198,53 +214,54 @@ void convolution_of(const ConvShape& s, const Weighing& w, Out* y, const Epilogu
 #if defined(KD_AMX)
 // Of whole tiles of channels, and so many lines that threads have about as many of them: a sequence is
 // one line.
-static inline bool image_lines_suit(const ConvShape& s, int threads) {
+template <class Number>
+bool image_lines_suit(const ConvShape& s, int threads) {
   constexpr int64_t fewest_of_thread = 4, shortest = 4;
-  if (!in_tiles() || s.group_inputs() % (2 * amx::kTilePairs) != 0 || s.ldx % 2 != 0) return false;
+  if (!in_tiles<Number>() || s.group_inputs() % (2 * amx::kTilePairs) != 0 || s.ldx % 2 != 0) return false;
   if (s.dw != 1 || s.ow < shortest || s.n * s.oh < fewest_of_thread * threads) return false;
   return DirectLines(in_pairs(s), nullptr).floats(1, s.ow) <= DirectLines::kMost;
 }
 #endif
 
-template <class Out>
-void convolution(const ConvShape& s, const BFloat16* x, const Weighing& w, Out* y,
-                 const EpilogueOf<Out>& e, int threads, const Prologue& = {}) {
+template <class Number, class Out>
+void convolution(const ConvShape& s, const Number* x, const Weighing& w, Out* y,
+                 const EpilogueOf<Out>& e, int threads) {
   const int64_t k = s.group_inputs();
   if (s.pointwise())
-    convolution_of(s, w, y, e, threads, [&](int64_t g) { return PairRows{x + g * k, s.ldx, k}; });
+    convolution_of(s, w, y, e, threads, [&](int64_t g) { return PairRows<Number>{x + g * k, s.ldx, k}; });
 #if defined(KD_AMX)
-  else if (image_lines_suit(s, threads))
+  else if (image_lines_suit<Number>(s, threads))
     convolution_of(s, w, y, e, threads, [&](int64_t g) {
-      return amx::ImageLines{in_pairs(s), reinterpret_cast<const float*>(x), g};
+      return amx::ImageLines<Number>{in_pairs(s), reinterpret_cast<const float*>(x), g};
     });
 #endif
   else
-    convolution_of(s, w, y, e, threads, [&](int64_t g) { return GatheredPairs(s, x, g); });
+    convolution_of(s, w, y, e, threads, [&](int64_t g) { return GatheredPairs<Number>(s, x, g); });
 }
 
-template <class Out>
-void convolution(const ConvShape& s, const float* x, const Weighing& w, Out* y,
-                 const EpilogueOf<Out>& e, int threads, const Prologue& before = {}) {
+template <class Number, class Out>
+void convolution_of_floats(const ConvShape& s, const float* x, const Weighing& w, Out* y,
+                 const EpilogueOf<Out>& e, int threads, const Prologue& before) {
   const int64_t k = s.group_inputs();
   const auto of = [&](const auto& make) { convolution_of(s, w, y, e, threads, make); };
   if (before.factors != nullptr)
     of([&](int64_t) {
       const ScaledRows rows{x, s.ldx, before.factors, before.ld_factors, s.h * s.w};
-      return RoundedRows<ScaledRows>{rows, k};
+      return RoundedRows<Number, ScaledRows>{rows, k};
     });
   else if (before.norm.scale != nullptr)
     of([&](int64_t) {
       const NormedRows rows{x, s.ldx, before.norm, before.low, before.high};
-      return RoundedRows<NormedRows>{rows, k};
+      return RoundedRows<Number, NormedRows>{rows, k};
     });
   else if (s.pointwise())
-    of([&](int64_t g) { return RoundedRows<MatrixRows>{{x + g * k, s.ldx}, k}; });
+    of([&](int64_t g) { return RoundedRows<Number, MatrixRows>{{x + g * k, s.ldx}, k}; });
   else if (s.kh * s.kw == 1)
-    of([&](int64_t g) { return RoundedRows<ImageRows>{ImageRows(s, x, g), k}; });
+    of([&](int64_t g) { return RoundedRows<Number, ImageRows>{ImageRows(s, x, g), k}; });
   else
-    of([&](int64_t g) { return RoundedImageRows(s, x, g); });
+    of([&](int64_t g) { return RoundedImageRows<Number>(s, x, g); });
 }
 
-}  // namespace kd::bf16
+}  // namespace kd::halves
 
 #endif

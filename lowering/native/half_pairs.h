@@ -1,5 +1,5 @@
-// Operands and results of products of bfloat16 numbers: pairs of neighbours along k, which is what
-// the CPU's instructions multiply. Sums are floats until the epilogue is done, and rounded once.
+// Operands and results of products of halves, bfloat16 or float16 numbers: pairs of neighbours along k,
+// which is what the CPU's instructions multiply. Sums are floats until the epilogue is done, and rounded once.
 #pragma once
 
 #if defined(__AVX512BF16__)
@@ -11,7 +11,7 @@
 #include "elements.h"
 #include "gemm.h"
 
-namespace kd::bf16 {
+namespace kd::halves {
 
 // Pairs are moved about as if they were one float. What is missing of the last of them, or of the
 // last tile's row, are zeros.
@@ -29,7 +29,8 @@ static constexpr int64_t pairs_of(int64_t k) {
 static inline int64_t packed_size_of(int64_t k, int64_t n) { return packed_size(pairs_of(k), n); }
 
 // `b` is (n, k), its rows with zeros up to 2 * pairs_of(k).
-static inline void pack(float* packed, const BFloat16* b, int64_t k, int64_t n, int threads) {
+template <class Number>
+void pack(float* packed, const Number* b, int64_t k, int64_t n, int threads) {
   const int64_t pairs = pairs_of(k);
   pack_b(packed, reinterpret_cast<const float*>(b), pairs, n, 1, pairs, threads);
 }
@@ -40,8 +41,10 @@ static inline void pack(float* packed, const BFloat16* b, int64_t k, int64_t n, 
 static inline int64_t rows_buffer_size(int64_t rows, int64_t k) { return rows * (pairs_of(k) + 48); }
 
 // Rows that do not end with a whole pair, or tile, are copied, with zeros behind them.
+template <class Of>
 struct PairRows {
-  const BFloat16* a;
+  using Number = Of;
+  const Number* a;
   int64_t lda, k;
 
   Block block(int64_t row, int64_t rows, float* buffer) const {
@@ -50,7 +53,7 @@ struct PairRows {
       return MatrixRows{reinterpret_cast<const float*>(a), lda / 2}.block(row, rows, 0, pairs,
                                                                           buffer);
     const int64_t ld = spread_out(pairs);
-    const auto bytes = static_cast<size_t>(k) * sizeof(BFloat16);
+    const auto bytes = static_cast<size_t>(k) * sizeof(Number);
     for (int64_t i = 0; i < rows; i++) {
       auto* const to = reinterpret_cast<char*>(buffer + i * ld);
       std::memcpy(to, a + (row + i) * lda, bytes);
@@ -63,11 +66,13 @@ struct PairRows {
 // --- the results ----------------------------------------------------------------------------------
 
 // By the CPU's instruction, which takes numbers below the normal ones for zeros, as products do.
-static inline hvec rounded(vec v) { return (hvec)_mm512_cvtneps_pbh((__m512)v); }
+static inline hvec rounded(vec v, BFloat16) { return (hvec)_mm512_cvtneps_pbh((__m512)v); }
+static inline hvec rounded(vec v, Half) { return from_floats(v, Half()); }
 
-__attribute__((always_inline)) static inline void put(BFloat16* to, vec v, int count) {
+template <class Number>
+__attribute__((always_inline)) static inline void put(Number* to, vec v, int count) {
   const auto first = static_cast<__mmask16>((1u << count) - 1);
-  _mm256_mask_storeu_epi16(to, first, (__m256i)rounded(v));
+  _mm256_mask_storeu_epi16(to, first, (__m256i)rounded(v, Number()));
 }
 __attribute__((always_inline)) static inline void put(float* to, vec v, int count) {
   store_first(to, v, count);
@@ -150,6 +155,6 @@ struct Product {
   }
 };
 
-}  // namespace kd::bf16
+}  // namespace kd::halves
 
 #endif

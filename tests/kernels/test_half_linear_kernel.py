@@ -1,4 +1,4 @@
-"""openmp_linear_bf16, called directly: act(x @ weight.T + bias + before) * times + after."""
+"""openmp_linear_half, called directly: act(x @ weight.T + bias + before) * times + after."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kernels.conftest import Halves
 from tests.kernels.test_linear_kernel import ACTIVATIONS, SIZES, expected
 from tests.support.modules import in_double
 from tests.support.numerics import assert_bit_identical, assert_contract
@@ -23,18 +24,10 @@ from tests.support.regions import (
     no_cached_graphs,
 )
 
-pytestmark = pytest.mark.usefixtures("bf16_kernels")
-
 Tensor = torch.Tensor
-BF16 = torch.bfloat16
-
 # Over several parts of k, blocks of rows and strips of panels; k odd and even at each place.
 LARGE = [(1, 3073, 48), (9, 6145, 70), (97, 3072, 65), (200, 770, 33), (330, 31, 200)]
 RANKS = [(13,), (3, 13), (2, 3, 13), (2, 1, 3, 14), (2, 0, 13)]
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape).to(BF16)
 
 
 def compute(
@@ -47,7 +40,7 @@ def compute(
     _, a, b = ACTIVATIONS[activation]
     number = list(ACTIVATIONS).index(activation)
     bias, before, times, after = (*beside, *[None] * (4 - len(beside)))
-    operator = kernels().openmp_linear_bf16
+    operator = kernels().openmp_linear_half
     return operator(x, weight, bias, before, times, after, number, a, b, in_out)
 
 
@@ -60,56 +53,60 @@ def check(where: str, *args: Tensor | None, **kwargs: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("m", "k", "n"), SIZES + LARGE, ids=str)
-def test_sizes(m: int, k: int, n: int) -> None:
-    x, weight = randn(m, k), randn(n, k)
+def test_sizes(m: int, k: int, n: int, half: Halves) -> None:
+    x, weight = half.randn(m, k), half.randn(n, k)
     check("without a bias", x, weight)
-    check("with a bias", x, weight, randn(n))
-    beside = [randn(m, n) for _ in range(3)]
-    check("with everything", x, weight, randn(n), *beside, activation="silu")
+    check("with a bias", x, weight, half.randn(n))
+    beside = [half.randn(m, n) for _ in range(3)]
+    check("with everything", x, weight, half.randn(n), *beside, activation="silu")
 
 
 @pytest.mark.parametrize("k", [1, 2, 15, 16, 33, 768, 4097])
-def test_one_rounding(k: int) -> None:
-    """Small integers: every sum is exact in float32, so the result is the nearest bfloat16."""
+def test_one_rounding(k: int, half: Halves) -> None:
+    """Small integers: every sum is exact in float32, so the result is the nearest half."""
     x, weight = torch.randint(-8, 9, (70, k)), torch.randint(-8, 9, (83, k))
-    exact = (x @ weight.t()).float().to(BF16)
-    assert_bit_identical(compute(x.to(BF16), weight.to(BF16)), exact, f"k = {k}")
+    exact = (x @ weight.t()).float().to(half.dtype)
+    assert_bit_identical(compute(x.to(half.dtype), weight.to(half.dtype)), exact, f"k = {k}")
 
 
 @pytest.mark.parametrize("shape", RANKS, ids=str)
-def test_ranks(shape: tuple[int, ...]) -> None:
-    weight, beside = randn(5, shape[-1]), [randn(*shape[:-1], 5) for _ in range(3)]
-    check(f"{shape}", randn(*shape), weight, randn(5), *beside, activation="relu")
+def test_ranks(shape: tuple[int, ...], half: Halves) -> None:
+    weight, beside = half.randn(5, shape[-1]), [half.randn(*shape[:-1], 5) for _ in range(3)]
+    check(f"{shape}", half.randn(*shape), weight, half.randn(5), *beside, activation="relu")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_epilogues(activation: str) -> None:
+def test_epilogues(activation: str, half: Halves) -> None:
     """Each activation with each choice of what stands around it, where values are far out too."""
-    x, weight = (randn(19, 23) * torch.logspace(-3, 2, 19)[:, None]).to(BF16), randn(37, 23)
+    x, weight = (
+        (half.randn(19, 23) * torch.logspace(-3, 2, 19)[:, None]).to(half.dtype),
+        half.randn(37, 23),
+    )
     for given in itertools.product((False, True), repeat=4):
         beside = [
-            (randn(37) if one == 0 else randn(19, 37)) if wanted else None
+            (half.randn(37) if one == 0 else half.randn(19, 37)) if wanted else None
             for one, wanted in enumerate(given)
         ]
         check(f"{activation} {given}", x, weight, *beside, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_special_values(activation: str) -> None:
+def test_special_values(activation: str, half: Halves) -> None:
     """What is not finite, the largest and the smallest numbers go through as in eager."""
-    special = [float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 1e-40, -0.0, 88.8, -88.8]
+    inf, large = math.inf, half.large
+    special = [math.nan, inf, -inf, large, -large, 1e-40, 1e-7, -0.0, 88.8, -88.8]
     if activation == "gelu_erf":  # of infinities eager makes NaN: oneDNN multiplies 0 by them
         special = [number for number in special if not math.isinf(number)]
-    numbers = torch.tensor(special, dtype=BF16).repeat(6)[:37]
-    x, weight = torch.eye(37, dtype=BF16), torch.eye(37, dtype=BF16)
+    numbers = torch.tensor(special, dtype=half.dtype).repeat(6)[:37]
+    x, weight = torch.eye(37, dtype=half.dtype), torch.eye(37, dtype=half.dtype)
     x.diagonal().copy_(torch.where(numbers.isfinite(), numbers, 1.0))
     check("in x", x, weight, activation=activation)
-    zeros, rows = torch.zeros(19, 37, dtype=BF16), numbers.expand(19, 37)
+    zeros, rows = torch.zeros(19, 37, dtype=half.dtype), numbers.expand(19, 37)
     check("in the bias", zeros, weight, numbers, activation=activation)
     check("before", zeros, weight, None, rows, activation=activation)
     check("times", zeros + 1, weight, None, None, rows, activation=activation)
     check("after", zeros, weight, None, None, None, rows, activation=activation)
-    one_row = randn(19, 37)
+    one_row = half.randn(19, 37)
     one_row[3, 5] = float("nan")
     # Not compared with eager, in which the NaN reaches row 2 as well (oneDNN 3.12 with AMX).
     got = compute(one_row, weight, activation=activation)
@@ -119,39 +116,39 @@ def test_special_values(activation: str) -> None:
     assert_bit_identical(got[torch.arange(19) != 3], others[torch.arange(19) != 3], activation)
 
 
-def test_infinities_in_the_operands() -> None:
-    x, weight = randn(20, 33), randn(40, 33)
+def test_infinities_in_the_operands(half: Halves) -> None:
+    x, weight = half.randn(20, 33), half.randn(40, 33)
     x[4, 32] = float("inf")  # the last of an odd k, which has a zero beside it
     weight[7, 0] = -float("inf")
     check("infinities", x, weight)
 
 
-def test_strides() -> None:
+def test_strides(half: Halves) -> None:
     """What does not lie row by row, in any operand."""
-    wide = randn(50, 60)
-    x, weight, bias = wide[:, 1:41:2], randn(20, 33).t(), randn(66)[::2]
-    beside = [randn(33, 50).t(), wide[:, 3:36], randn(33).expand(50, 33)]
+    wide = half.randn(50, 60)
+    x, weight, bias = wide[:, 1:41:2], half.randn(20, 33).t(), half.randn(66)[::2]
+    beside = [half.randn(33, 50).t(), wide[:, 3:36], half.randn(33).expand(50, 33)]
     check("strided", x, weight, bias, *beside, activation="tanh")
-    check("rows that are one row", randn(20).expand(50, 20), weight, bias)
-    check("every other row of the weight", x, randn(66, 20)[::2], bias)
-    check("3-D, transposed", randn(5, 7, 20).transpose(0, 1), weight, bias)
-    check("at an odd address", randn(50 * 20 + 1)[1:].view(50, 20), weight, bias)
+    check("rows that are one row", half.randn(20).expand(50, 20), weight, bias)
+    check("every other row of the weight", x, half.randn(66, 20)[::2], bias)
+    check("3-D, transposed", half.randn(5, 7, 20).transpose(0, 1), weight, bias)
+    check("at an odd address", half.randn(50 * 20 + 1)[1:].view(50, 20), weight, bias)
 
 
 @pytest.mark.parametrize("k", [24, 25])
-def test_weights_stored_the_other_way_round(k: int) -> None:
-    x, weight, bias = randn(30, k), randn(k, 51), randn(51)
+def test_weights_stored_the_other_way_round(k: int, half: Halves) -> None:
+    x, weight, bias = half.randn(30, k), half.randn(k, 51), half.randn(51)
     got = compute(x, weight, bias, activation="gelu_tanh", in_out=True)
     plain = compute(x, weight.t().contiguous(), bias, activation="gelu_tanh")
     assert_bit_identical(got, plain, "in, out")
 
 
-def test_nothing_outside_of_the_operands_is_read() -> None:
+def test_nothing_outside_of_the_operands_is_read(half: Halves) -> None:
     """Each operand stands between NaNs."""
 
     def between(*shape: int) -> Tensor:
-        memory = torch.full((torch.Size(shape).numel() + 2 * 256,), float("nan"), dtype=BF16)
-        return memory[256:-256].view(shape).copy_(randn(*shape))
+        memory = torch.full((torch.Size(shape).numel() + 2 * 256,), float("nan"), dtype=half.dtype)
+        return memory[256:-256].view(shape).copy_(half.randn(*shape))
 
     for m, k, n in [(1, 3, 5), (17, 33, 31), (6, 64, 48), (2, 100, 7), (5, 1, 1)]:
         beside = [between(m, n) for _ in range(3)]
@@ -163,8 +160,8 @@ def test_nothing_outside_of_the_operands_is_read() -> None:
 
 @pytest.mark.parametrize("k", [301, 6400])
 @pytest.mark.parametrize("m", [1, 2, 31, 300])
-def test_the_thread_count_changes_no_bit(m: int, k: int) -> None:
-    x, weight, bias = randn(m, k), randn(211, k), randn(211)
+def test_the_thread_count_changes_no_bit(m: int, k: int, half: Halves) -> None:
+    x, weight, bias = half.randn(m, k), half.randn(211, k), half.randn(211)
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
@@ -173,17 +170,17 @@ def test_the_thread_count_changes_no_bit(m: int, k: int) -> None:
         assert_bit_identical(other, found[0], f"{m} rows")
 
 
-def test_calls_from_several_threads() -> None:
+def test_calls_from_several_threads(half: Halves) -> None:
     """Packing included: nobody has seen these weights before."""
-    x, weights = randn(40, 100), [randn(70, 100) for _ in range(8)]
+    x, weights = half.randn(40, 100), [half.randn(70, 100) for _ in range(8)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda weight: compute(x, weight), weights * 8))
     for got, weight in zip(found, weights * 8, strict=True):
         assert_bit_identical(got, compute(x, weight), "from another thread")
 
 
-def test_a_changed_weight_is_seen() -> None:
-    x, weight = randn(9, 40), randn(30, 40)
+def test_a_changed_weight_is_seen(half: Halves) -> None:
+    x, weight = half.randn(9, 40), half.randn(30, 40)
     first = compute(x, weight)
     weight.neg_()
     assert_bit_identical(compute(x, weight), -first, "changed in place")
@@ -191,19 +188,19 @@ def test_a_changed_weight_is_seen() -> None:
     assert_bit_identical(compute(x, weight), first, "changed behind its counter")
 
 
-def test_one_weight_in_two_forms() -> None:
-    """What float32 and bfloat16 inputs ask for are different things."""
-    x, weight = randn(9, 40), randn(30, 40)
+def test_one_weight_in_two_forms(half: Halves) -> None:
+    """What float32 and halves ask for are different things."""
+    x, weight = (torch.randint(-8, 9, (rows, 40)).to(half.dtype) for rows in (9, 30))
     for _ in range(2):
         narrow = compute(x, weight)
         wide = kernels().openmp_linear(x.float(), weight, None, None, None, None, 0, 0.0, 0.0)
-        assert_bit_identical(narrow, wide.to(BF16), "rounded once")
+        assert_bit_identical(narrow, wide.to(half.dtype), "rounded once")
 
 
-def test_wider_weights_are_rounded_as_autocast_does() -> None:
-    x, weight, bias = randn(9, 41), torch.randn(30, 41), torch.randn(30)
+def test_wider_weights_are_rounded_as_autocast_does(half: Halves) -> None:
+    x, weight, bias = half.randn(9, 41), torch.randn(30, 41), torch.randn(30)
     got = compute(x, weight, bias)
-    assert_bit_identical(got, compute(x, weight.to(BF16), bias.to(BF16)), "float32")
+    assert_bit_identical(got, compute(x, weight.to(half.dtype), bias.to(half.dtype)), "float32")
 
 
 class Gated(nn.Module):
@@ -216,10 +213,10 @@ class Gated(nn.Module):
         return x + self.down(self.up(x) * nn.functional.silu(self.gate(x)))
 
 
-def test_models_in_bfloat16() -> None:
+def test_models(half: Halves) -> None:
     """The whole way: numbers, who computed, what was absorbed, what packed weights cost."""
     torch.manual_seed(1)
-    model, x = Gated().eval().to(BF16), randn(4, 21, 65)
+    model, x = Gated().eval().to(half.dtype), half.randn(4, 21, 65)
     compiled = compile_in("O2 openmp", model)
     with torch.no_grad(), no_cached_graphs():
         for call in range(3):
