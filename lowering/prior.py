@@ -155,7 +155,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         "gemm",
         "float16",
         {"openmp": 1.5, "mkldnn": 1.1},
-        "tiles of AMX, as for bfloat16, in eager too; a text encoder takes 0.58 and 0.77 of eager's "
+        "tiles of AMX, as for bfloat16, in eager too; a text encoder takes 0.58 and 0.77 of its "
         "time (measured: 2 cores of a Xeon, torch 2.13)",
         any_isa=frozenset({"amx_fp16"}),
     ),
