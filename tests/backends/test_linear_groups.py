@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from kernel_dispatch import profiling
-from lowering import machine
+from lowering.native import library
 from tests.support.compiling import every_row_applies
 from tests.support.modules import Of
 from tests.support.regions import (
@@ -185,12 +185,10 @@ def test_changed_weights_show() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(dtype: torch.dtype) -> None:
     """One call, be it computed in half precision or in float32, where the input is widened."""
-    if dtype is torch.bfloat16 and "avx512_bf16" not in machine.cpu().isa:
-        pytest.skip("widened, as float16 is")
     model = Of(lambda m, x: [m.q(x), m.k(x), m.v(x)], **layers("q", "k", "v")).to(dtype)
     compiled, x = compiled_of(model), torch.randn(6, 24, dtype=dtype)
     hold(compiled, model, x)
-    name = "openmp_linears_half" if dtype is torch.bfloat16 else "openmp_linears"
+    name = "openmp_linears_half" if library.multiplies(dtype) else "openmp_linears"
     assert calls(compiled, x) == [name]
     assert_regions(compiled, ("linear", "openmp", 3, 6))
 
