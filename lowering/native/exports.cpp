@@ -6,17 +6,6 @@
 #include "sleepers.h"
 #include "watched.h"
 
-namespace {
-template <class Number>
-bool multiplied_as_they_are() {
-#if defined(__AVX512BF16__)
-  return kd::halves::multiplied<Number>();
-#else
-  return false;
-#endif
-}
-}  // namespace
-
 extern "C" {
 int64_t* kernel_dispatch_counters() { return kd::counters(); }
 // Above 0 while this thread runs a graph whose big tensors are to come from the pool.
@@ -35,7 +24,7 @@ void kernel_dispatch_forget() {
 void kernel_dispatch_forget_watched(int64_t number) { kd::watched().remove(number); }
 int64_t kernel_dispatch_packed_bytes() { return kd::weights().bytes(); }
 int64_t kernel_dispatch_packed_count() { return kd::weights().made(); }
-bool kernel_dispatch_multiplies_bfloat16() { return multiplied_as_they_are<kd::BFloat16>(); }
-bool kernel_dispatch_multiplies_float16() { return multiplied_as_they_are<kd::Half>(); }
+bool kernel_dispatch_multiplies_bfloat16() { return kd::halves::multiplied<kd::BFloat16>(); }
+bool kernel_dispatch_multiplies_float16() { return kd::halves::multiplied<kd::Half>(); }
 bool kernel_dispatch_wake_threads() { return kd::Sleepers::mine().wake(); }
 }

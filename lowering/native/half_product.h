@@ -5,6 +5,7 @@
 
 #include "amx_lines.h"
 #include "bf16_gemm.h"
+#include "elements.h"
 
 #if defined(__AVX512BF16__)
 
@@ -33,6 +34,17 @@ void multiply(const Product<Rows, Element>& product, const Grid& grid, int64_t i
   if constexpr (!std::is_same_v<Rows, amx::ImageLines<Number>>)  // which are for tiles only
 #endif
     if constexpr (std::is_same_v<Number, BFloat16>) halves::multiply_item(product, grid, item);
+}
+
+}  // namespace kd::halves
+
+#else
+
+namespace kd::halves {
+
+template <class Number>
+bool multiplied() {
+  return false;
 }
 
 }  // namespace kd::halves
