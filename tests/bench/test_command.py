@@ -119,9 +119,18 @@ def test_show_writes_every_form(
     assert sorted(p.name for p in Path("others").iterdir()) == ["roofline.svg", "speedup.svg"]
 
 
+# What a shell starts in the background is told to ignore interruptions, and tells its children.
+HEEDING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from kernel_dispatch.cli import main
+sys.exit(main())
+"""
+
+
 def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kernel_dispatch", "bench", *arguments],
+        [sys.executable, "-c", HEEDING, "bench", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
