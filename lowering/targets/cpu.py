@@ -160,7 +160,7 @@ TARGET = Target(
             features=frozenset({"amx_fp16"}),
             min_flops=1 << 16,
             before_measured=True,
-            why="tiles of AMX, as in bfloat16; single large calls are a tenth faster in oneDNN, but "
+            why="tiles of AMX; single large calls are a tenth faster in oneDNN, but "
             "the layers of a text encoder take 16.7 ms, through oneDNN 21.6 (measured: 2 cores of "
             "a Xeon with AMX of float16, torch 2.13)",
         ),
