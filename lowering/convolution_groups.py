@@ -102,7 +102,9 @@ def _take_sum(graph: fx.Graph, node: fx.Node, ours: set[fx.Node]) -> None:
     if other not in ours or not is_convolution(last) or last.kwargs or len(last.users) > 1:
         return
     sizes = [part.meta["val"].shape for part in parts]
-    if other is last or not same_sizes(*sizes):
+    # A sum of two dtypes is of the wider one, and what a group makes is of one.
+    dtypes = {each.meta["val"].dtype for each in (node, *parts)}
+    if other is last or not same_sizes(*sizes) or len(dtypes) > 1:
         return
     if last.args[AFTER] is not None:
         if last.args[ACT] or last.args[BEFORE] is not None or last.args[TIMES] is not None:

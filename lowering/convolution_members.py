@@ -94,6 +94,8 @@ def _concatenation(node: fx.Node, found: Members, _stays: Stays) -> Member | Non
     rank = node.meta["val"].dim()
     if dim % rank != 1 or not all(is_image_of_ours(part, found) for part in parts):
         return None
+    if len({each.meta["val"].dtype for each in (node, *parts)}) > 1:
+        return None
     total = _channels(node)
     steps: list[Step] = []
     for first, part in zip(accumulate(map(_channels, parts), initial=0), parts, strict=False):

@@ -205,7 +205,8 @@ def uuid(request: Request) -> str:
         for row in request.region_rows
     ]  # sets print in another order in every process
     ranking = sorted((key, tuple(value)) for key, value in request.ranking.items())
-    found = (_sources(), rows, ranking, library.is_loaded())
+    halves = [library.multiplies(dtype) for dtype in (torch.float16, torch.bfloat16)]
+    found = (_sources(), rows, ranking, library.is_loaded(), halves)
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
