@@ -129,7 +129,7 @@ def _groups(graph: fx.Graph, found: Members) -> list[Group]:
     for node in reversed(graph.nodes):
         reading = [group_of.get(user) for user in node.users]
         group = reading[0] if reading else None
-        if any(other is not group for other in reading):
+        if any(other is not group for other in reading) or not _of_one_dtype(node, group):
             group = None
         if node in found:
             if group is None or node.kwargs.get("rows") or node in weights:
@@ -142,6 +142,15 @@ def _groups(graph: fx.Graph, found: Members) -> list[Group]:
             continue
         group_of[node] = group
     return groups
+
+
+def _of_one_dtype(node: fx.Node, group: Group | None) -> bool:
+    """What a group is given and makes; a list, of which it reads a part, has no dtype itself."""
+    value = node.meta.get("val")
+    if group is None or not isinstance(value, torch.Tensor):
+        return True
+    dtype: torch.dtype = next(iter(group)).meta["val"].dtype
+    return value.dtype is dtype
 
 
 def _is_returned(node: fx.Node) -> bool:

@@ -396,6 +396,39 @@ def test_half_precision_in_float32() -> None:
     assert_regions(compiled, ("convolution", "openmp", 3, 3))
 
 
+MIXED: dict[str, Any] = {
+    "sum, the narrow one first": lambda narrow, wide: narrow + wide,
+    "sum, the wide one first": lambda narrow, wide: wide + narrow,
+    "side by side": lambda narrow, wide: torch.cat([narrow, wide], 1),
+    "the wide one narrowed": lambda narrow, wide: narrow + wide.to(narrow.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_two_dtypes_in_one_graph(name: str, dtype: torch.dtype) -> None:
+    """They are no parts of one call, whoever multiplies them."""
+    join = MIXED[name]
+
+    def both(m: Any, x: Tensor) -> Tensor:
+        joined = torch.relu(join(m.narrow(x.to(dtype)), m.wide(x)))
+        return m.last(joined.float())
+
+    channels = 64 if name == "side by side" else 32
+    layers = {
+        "narrow": nn.Conv2d(16, 32, 3, padding=1).to(dtype),
+        "wide": nn.Conv2d(16, 32, 3, padding=1),
+        "last": nn.Conv2d(channels, 16, 1),
+    }
+    model = Of(both, **layers).eval()
+    compiled = compile_at("O2", model)
+    x = torch.randn(2, 16, 14, 14)
+    with torch.no_grad():
+        got, own = compiled(x), model(x)
+    assert got.dtype is own.dtype
+    torch.testing.assert_close(got, own, atol=0.03, rtol=0.03)
+
+
 def test_lines() -> None:
     x = torch.randn(2, 24, 1500)
     layers = nn.Sequential(
