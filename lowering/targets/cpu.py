@@ -375,8 +375,8 @@ TARGET = Target(
             dtypes=frozenset({"float32", "float16", "bfloat16"}),
             training=False,
             why="the products do not go through the BLAS of torch; grouped heads are read once; "
-            "half precision is computed in float32, where torch rounds the scores, or, of "
-            "bfloat16 with AMX, in its tiles",
+            "half precision is computed in float32, where torch rounds the scores, or in "
+            "AMX's tiles where it has them for the dtype",
         ),
         CapabilityRow(
             "cpu",
