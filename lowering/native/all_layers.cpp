@@ -57,8 +57,11 @@ std::vector<int64_t> sizes_of_last(at::ArrayRef<Layer> layers, at::ArrayRef<Tens
 Tensor all_of(at::ArrayRef<Layer> layers, at::ArrayRef<Tensor> given) {
   const auto dtype = given.front().scalar_type();
   std::vector<bool> may_stay;
-  for (const Tensor& image : given)
-    may_stay.push_back(image.scalar_type() == dtype && dtype != at::kFloat && lies_channels_last(image));
+  for (const Tensor& image : given) {
+    TORCH_CHECK(image.scalar_type() == dtype, "images of ", image.scalar_type(), " and ", dtype,
+                " for layers that are computed together");
+    may_stay.push_back(dtype != at::kFloat && lies_channels_last(image));
+  }
   const KeptInHalves kept(layers, may_stay, dtype != at::kFloat);
   std::vector<Tensor> laid_out;
   for (const Tensor& image : given) {

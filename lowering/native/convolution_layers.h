@@ -302,7 +302,8 @@ class Layers {
   template <class Number>
   void by_products_of(const Layer& layer, const ConvShape& s, const PlacedImage& x,
                       const PlacedImage& y, const Prologue& before) {
-    TORCH_CHECK(halves::multiplied<Number>(), "this CPU has no products of ", type_of<Number>);
+    TORCH_CHECK(halves::multiplied<Number>(), type_of<Number>,
+                " has no products here: the CPU or the process lacks AMX for it");
     check(layer, s, values_);
     const PackedPtr packed = packed_convolution(layer, s, layer.way);
     const halves::Weighing weighing{packed->weight.data(),

@@ -4,9 +4,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "half_linear.h"
 #include "counters.h"
 #include "from_python.h"
+#include "half_linear.h"
 #include "tensors.h"
 #include "weights.h"
 
@@ -197,7 +197,8 @@ Tensor gated_linear(const Tensor& x, at::TensorList tensors, at::IntArrayRef int
 template <class Function>
 Function* of_kind(const Tensor& x, Function* of_bfloat16, Function* of_float16) {
   if (x.scalar_type() != at::kHalf) return of_bfloat16;
-  TORCH_CHECK(halves::multiplied<Half>(), "this CPU has no products of float16 numbers");
+  TORCH_CHECK(halves::multiplied<Half>(),
+              "float16 has no products here: the CPU or the process lacks AMX for it");
   return of_float16;
 }
 
