@@ -33,6 +33,7 @@ from lowering import (
     from_weights,
     image_layouts,
     input_checks,
+    integer_products,
     local_buffers,
     masks,
     merged_branches,
@@ -278,6 +279,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash
         if vocabulary.holds_kept(module.graph):
             module = vocabulary.take_apart(module, example_inputs)
+        integer_products.put_right(module.graph)
         by_torch.put_right(module.graph)
         conversions.put_right(module.graph)
         elementary.put_right(module.graph)
