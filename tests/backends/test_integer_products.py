@@ -39,7 +39,7 @@ def _one_token(x: Tensor, weight: Tensor, multiply: Callable[..., Tensor]) -> Te
 
 
 def _of_parts(x: Tensor, weight: Tensor, multiply: Callable[..., Tensor]) -> Tensor:
-    return multiply((x[0] * 50).to(torch.int8), weight[:, ::2].t()[:384])
+    return multiply((x[0] * 20).to(torch.int8), weight[:, ::2].t()[:384])
 
 
 @pytest.mark.parametrize(
