@@ -1,5 +1,5 @@
 // The tiles of Intel's AMX: eight registers of up to 16 rows of 64 bytes, and the instructions that
-// add the product of two of them, of bfloat16 or float16 numbers, to a third.
+// add the product of two of them, of bfloat16 or float16 numbers or of bytes, to a third.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__) && defined(__x86_64__)
@@ -19,7 +19,7 @@
 namespace kd::amx {
 
 constexpr int kTileRows = 16;
-constexpr int64_t kTilePairs = 16;  // of neighbours along k, in a row of either operand
+constexpr int64_t kTilePairs = 16;  // of neighbours along k (fours, of bytes), in a row of either operand
 
 // A process has to ask Linux for these registers, which may refuse: they enlarge what it saves of a
 // thread. Threads that are started later have the permission as well.
@@ -41,18 +41,30 @@ static inline bool has_float16() {
   return there;
 }
 
+// All CPUs with tiles have those of bytes, but a virtual machine may show some features only.
+static inline bool has_bytes() {
+  static const bool there = [] {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 25 & 1) != 0;
+  }();
+  return there;
+}
+
 template <class Number>
 bool multiplies() {
+  if (std::is_same_v<Number, Int8>) return allowed() && has_bytes();
   return allowed() && (std::is_same_v<Number, BFloat16> || has_float16());
 }
 
 // Registers `to` += `left` * `right`. Assemblers that know TDPBF16PS need not know TDPFP16PS, which
-// differs from it in one bit: so both are spelled out. They name no registers, as GCC's own do not; Clang
-// 19 leaves the loads before them where they are, too (all tests of these kernels pass).
+// differs from it in one bit, nor TDPBSSD, of bytes: so all are spelled out. They name no registers, as
+// GCC's own do not; Clang 19 leaves the loads before them where they are, too (all tests of these kernels
+// pass).
 template <class Number, int to, int left, int right>
 __attribute__((always_inline)) static inline void add_product() {
   constexpr int prefix = std::is_same_v<Number, BFloat16> ? 2 : 3;
-  asm volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"i"((~right & 15) << 3 | prefix),
+  constexpr int operation = std::is_same_v<Number, Int8> ? 0x5e : 0x5c;
+  asm volatile(".byte 0xc4, 0xe2, %c0, %c1, %c2" ::"i"((~right & 15) << 3 | prefix), "i"(operation),
                "i"(0xc0 | to << 3 | left));
 }
 

@@ -1,4 +1,4 @@
-// Matrix products of halves in tiles. A tile multiplies so fast that reading memory is most
+// Matrix products of halves, or of bytes, in tiles. A tile multiplies so fast that reading memory is most
 // of the work. The hardware fetches ahead best when it is left alone: asked for the next panels, it had
 // fewer places for the lines that are needed now (up to a quarter slower, two cores of a Xeon).
 #pragma once
@@ -25,12 +25,12 @@ constexpr int64_t kDepthPairs = 128;
 // What is left to do with the sums of a block. Activations are computed a few rows in every step of the
 // next block, as tiles leave the CPU's other instructions most of its time. Where there is none, it is
 // mostly stores, which are better done at once.
-template <class Element>
+template <class Unfinished>
 class Finishing {
  public:
-  void start(const halves::Unfinished<Element>& of) {
+  void start(const Unfinished& of) {
     rest();
-    of_ = of, done_ = 0, finish_ = halves::finish_rows_of<Element>(of.e.act);
+    of_ = of, done_ = 0, finish_ = Unfinished::finisher(of.e.act);
     if (of.e.act == Act::none || of.e.act == Act::relu) rest();
   }
   // All of it, within so many steps.
@@ -49,8 +49,8 @@ class Finishing {
     done_ = end;
   }
 
-  halves::Unfinished<Element> of_{};
-  halves::FinishRows<Element> finish_ = nullptr;
+  Unfinished of_{};
+  void (*finish_)(const Unfinished& of, Range rows) = nullptr;
   int64_t done_ = 0, each_ = 0;
 };
 
@@ -63,9 +63,9 @@ struct TileRows {
 };
 
 // sums[rows][kStripColumns] (+)= left @ right, `steps` tiles deep.
-template <bool lower, bool second, class Number, class Element>
+template <bool lower, bool second, class Number, class Unfinished>
 static void sum_tiles(int64_t steps, TileRows left, const Block& right, float* upper_sums,
-                      float* lower_sums, bool accumulate, Finishing<Element>& before) {
+                      float* lower_sums, bool accumulate, Finishing<Unfinished>& before) {
   constexpr int64_t kSumsRow = kStripColumns * 4, kPanelRow = kLanes * 4;
   constexpr int64_t kStep = kTilePairs;
   memory_is_written();
@@ -105,14 +105,14 @@ static void sum_tiles(int64_t steps, TileRows left, const Block& right, float* u
   if constexpr (lower && second) _tile_stored(3, lower_sums + kLanes, kSumsRow);
 }
 
-template <class Element>
-using SumTiles = void (*)(int64_t, TileRows, const Block&, float*, float*, bool, Finishing<Element>&);
+template <class Unfinished>
+using SumTiles = void (*)(int64_t, TileRows, const Block&, float*, float*, bool, Finishing<Unfinished>&);
 
-template <class Number, class Element>
-SumTiles<Element> sum_tiles_of(bool lower, bool second) {
+template <class Number, class Unfinished>
+SumTiles<Unfinished> sum_tiles_of(bool lower, bool second) {
   if (lower)
-    return second ? sum_tiles<true, true, Number, Element> : sum_tiles<true, false, Number, Element>;
-  return second ? sum_tiles<false, true, Number, Element> : sum_tiles<false, false, Number, Element>;
+    return second ? sum_tiles<true, true, Number, Unfinished> : sum_tiles<true, false, Number, Unfinished>;
+  return second ? sum_tiles<false, true, Number, Unfinished> : sum_tiles<false, false, Number, Unfinished>;
 }
 
 // Sums of a block are finished before those of the next one are stored; where k has several parts, those
@@ -126,9 +126,9 @@ static inline int64_t deep_parts(int64_t pairs) {
 }
 
 // A block of rows times a strip of panels.
-template <class Rows, class Element>
-void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range rows, Range strip,
-                    float* sums, Registers& registers, Finishing<Element>& finishing) {
+template <class AProduct>
+void multiply_strip(const AProduct& p, const Block& left, Range rows, Range strip, float* sums,
+                    Registers& registers, Finishing<typename AProduct::ToFinish>& finishing) {
   const int64_t column = strip.begin * kLanes;
   const int64_t columns = std::min<int64_t>(p.n - column, strip.size() * kLanes);
   const int64_t steps = p.pairs() / kTilePairs;
@@ -146,7 +146,7 @@ void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range ro
       float* const at = sums + (parts > 1 ? some.begin : 0) * kStripColumns;
       const float* const a = left.data + some.begin * left.across + deep.begin * kTilePairs;
       finishing.spread_over(std::max<int64_t>(deep.size(), 1));
-      sum_tiles_of<typename Rows::Number, Element>(lower > 0, strip.size() > 1)(
+      sum_tiles_of<typename AProduct::Number, typename AProduct::ToFinish>(lower > 0, strip.size() > 1)(
           deep.size(), {a, a + upper * left.across, left.across}, right, at,
           at + upper * kStripColumns, part > 0, finishing);
       if (part + 1 < parts) continue;
@@ -156,23 +156,23 @@ void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range ro
   }
 }
 
-template <class Rows, class Element>
-void multiply_item(const Product<Rows, Element>& p, const Grid& grid, int64_t item) {
+template <class AProduct>
+void multiply_item(const AProduct& p, const Grid& grid, int64_t item) {
   const Range rows = part_of(p.m, item / grid.across, grid.down);
   const Range panels = part_of(panels_of(p.n), item % grid.across, grid.across);
   if (rows.size() == 0 || panels.size() == 0) return;
   const int64_t fitting = kRowsBytes / 4 / std::max<int64_t>(p.pairs(), 1);
-  const int64_t results = kResultBytes / static_cast<int64_t>(sizeof(Element)) / p.n;
+  const int64_t results = kResultBytes / static_cast<int64_t>(sizeof(typename AProduct::Element)) / p.n;
   const bool stays = p.n * p.pairs() * 4 <= kPanelsThatStay;
   const int64_t fit = stays ? std::min(fitting, results) : fitting;
   const int64_t most_rows = std::max(fit / kBlockRows, int64_t{stays ? 1 : 2}) * kBlockRows;
   const int64_t row_blocks = ceil_div(rows.size(), most_rows);
   const int64_t strips = ceil_div(panels.size(), 2);
   const int64_t held = std::min(rows.size(), most_rows);
-  float* const buffer = scratch<0>(halves::rows_buffer_size(held, p.k));
+  float* const buffer = scratch<0>(p.rows_buffer(held));
   float* const sums = scratch<1>(sums_size(held, deep_parts(p.pairs())));
   Registers registers;
-  Finishing<Element> finishing;
+  Finishing<typename AProduct::ToFinish> finishing;
   for (int64_t i = 0; i < row_blocks; i++) {
     const Range part = part_of(rows.size(), i, row_blocks);
     const Range some{rows.begin + part.begin, rows.begin + part.end};

@@ -71,7 +71,7 @@ static inline std::vector<DeepPart> deep_parts_of(const DirectLines& image) {
 template <class Number, class Element>
 void multiply_lines(const Product<ImageLines<Number>, Element>& p, const DirectLines& image,
                     const std::vector<DeepPart>& parts, const Pixels& pixels, Range strip,
-                    float* sums, Registers& registers, Finishing<Element>& finishing) {
+                    float* sums, Registers& registers, Finishing<halves::Unfinished<Element>>& finishing) {
   const ConvShape& s = p.a.pairs;
   const int64_t column = strip.begin * kLanes;
   const int64_t columns = std::min<int64_t>(p.n - column, strip.size() * kLanes);
@@ -95,7 +95,7 @@ void multiply_lines(const Product<ImageLines<Number>, Element>& p, const DirectL
       registers.shape(upper, lower);
       float* const at = sums + (parts.size() > 1 ? row : 0) * kStripColumns;
       finishing.spread_over(steps);
-      sum_tiles_of<Number, Element>(lower > 0, strip.size() > 1)(
+      sum_tiles_of<Number, halves::Unfinished<Element>>(lower > 0, strip.size() > 1)(
           steps, left, right, at, at + upper * kStripColumns, part > 0, finishing);
       if (last)
         finishing.start(
@@ -123,7 +123,7 @@ void multiply_item(const Product<ImageLines<Number>, Element>& p, const Grid& gr
   const int64_t at_once = lines_at_once(s, image), strips = ceil_div(panels.size(), 2);
   float* const sums = scratch<1>(std::max(at_once * s.ow, kBlockRows) * kStripColumns);
   Registers registers;
-  Finishing<Element> finishing;
+  Finishing<halves::Unfinished<Element>> finishing;
   for (int64_t first = lines.begin; first < lines.end;) {
     const int64_t number = first / s.oh, end = std::min(lines.end, (number + 1) * s.oh);
     const int64_t blocks = ceil_div(end - first, at_once);

@@ -19,6 +19,7 @@ enum Region : int {
   kMklLinear,
   kTrainingConvolution,
   kWeightGradient,
+  kInt8Linear,
   kRegions
 };
 

@@ -14,6 +14,9 @@ struct BFloat16 {
 struct Half {
   uint16_t bits;
 };
+struct Int8 {
+  int8_t value;
+};
 
 typedef uint16_t hvec __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 

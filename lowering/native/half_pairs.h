@@ -86,6 +86,13 @@ struct OfColumns {
   }
 };
 
+template <class Element>
+struct Unfinished;
+template <class Element>
+using FinishRows = void (*)(const Unfinished<Element>& of, Range rows);
+template <class Element>
+FinishRows<Element> finish_rows_of(Act act);
+
 // Sums of a product, and what is left to do with them: all of it in floats, and at most one rounding.
 template <class Element>
 struct Unfinished {
@@ -95,6 +102,8 @@ struct Unfinished {
   int64_t ldc;
   EpilogueOf<Element> e;
   OfColumns own;
+
+  static FinishRows<Element> finisher(Act act) { return finish_rows_of<Element>(act); }
 };
 
 template <Act act, class Element>
@@ -123,9 +132,6 @@ static void finish_with(const Unfinished<Element>& of, Range rows) {
 }
 
 template <class Element>
-using FinishRows = void (*)(const Unfinished<Element>& of, Range rows);
-
-template <class Element>
 FinishRows<Element> finish_rows_of(Act act) {
   FinishRows<Element> found = nullptr;
   with_activation(act, [&](auto constant) { found = finish_with<constant.value, Element>; });
@@ -133,8 +139,11 @@ FinishRows<Element> finish_rows_of(Act act) {
 }
 
 // c = epilogue(scale * (a @ b) + shift), of which an item computes some rows and panels.
-template <class Rows, class Element>
+template <class Rows, class Of>
 struct Product {
+  using Element = Of;
+  using Number = typename Rows::Number;
+  using ToFinish = Unfinished<Element>;
   int64_t m, n, k;
   Rows a;
   const float* b;  // packed
@@ -144,6 +153,7 @@ struct Product {
   OfColumns own = {};
 
   int64_t pairs() const { return pairs_of(k); }
+  int64_t rows_buffer(int64_t rows) const { return rows_buffer_size(rows, k); }
   Block panel(int64_t index, int64_t from) const {
     return {b + index * kLanes * pairs() + from * kLanes, kLanes * pairs(), kLanes};
   }

@@ -39,6 +39,7 @@ COUNTED = (
     ("linear", "mkl"),
     ("training_convolution", "openmp"),
     ("weight_gradient", "openmp"),
+    ("int8_linear", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

@@ -30,6 +30,15 @@ def _linear(
     return x.new_empty((*x.shape[:-1], weight.shape[1 if in_out else 0]))
 
 
+def _int8_linear(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> torch.Tensor:
+    *_, dtype, in_out = given if isinstance(given[-1], bool) else (*given, False)
+    sizes = (*x.shape[:-1], weight.shape[1 if in_out else 0])
+    return x.new_empty(sizes, dtype=INT8_RESULTS[dtype])
+
+
+INT8_RESULTS = (torch.float32, torch.bfloat16, torch.float16)  # as in int8_linear.cpp
+
+
 def mkl_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: Optional, in_out: bool = False
 ) -> torch.Tensor:
@@ -228,6 +237,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_linear", _linear)
     register_fake("kernel_dispatch::openmp_linears", _linears)
     register_fake("kernel_dispatch::openmp_gated_linear", _gated_linear)
+    register_fake("kernel_dispatch::openmp_int8_linear", _int8_linear)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::openmp_training_convolution", _training_convolution)

@@ -20,11 +20,13 @@ from lowering.contract import Probe, Provider, RegionMaker
 from lowering.convolution_steps import Way
 from lowering.graphs import hint
 from lowering.native import library
+from lowering.native.shapes import INT8_RESULTS
 from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.calls import value_of
 from lowering.regions.convolution import LONGEST_CHAIN, Convolution
 from lowering.regions.epilogue import ACTIVATIONS, Abilities, Epilogue
 from lowering.regions.group_norm import GroupNorm
+from lowering.regions.int8_linear import Int8Linear
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
 from lowering.regions.random_numbers import RandomNumbers
@@ -68,6 +70,21 @@ def _emit_linear(graph: fx.Graph, match: Linear, epilogue: Epilogue) -> fx.Node:
         (*head, *_tail(graph, epilogue), match.in_out),
     )
     return narrowed(graph, new, match.dtype)
+
+
+def _emit_int8_linear(graph: fx.Graph, match: Int8Linear, epilogue: Epilogue) -> fx.Node:
+    """Of halves that cannot be multiplied as they are, floats."""
+    dtype, x = match.dtype, match.input
+    beside: tuple[Any, ...] = (epilogue.before, epilogue.times, epilogue.after)
+    if not match.of_bytes and dtype is not torch.float32 and not library.multiplies(dtype):
+        dtype, x = torch.float32, widened(graph, x)
+        beside = _widened_beside(graph, epilogue)
+    around = (match.row_scale, match.scale, match.bias, *beside, *_activation(epilogue))
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.openmp_int8_linear.default,
+        (x, match.weight, *around, INT8_RESULTS.index(dtype), match.in_out),
+    )
+    return new if dtype is match.dtype else narrowed(graph, new, match.dtype)
 
 
 def _own(match: Convolution | TransposedConvolution) -> tuple[Any, ...]:
@@ -367,6 +384,7 @@ PROVIDER = Provider(
             _refuses_transposed,
             packed_element=lambda match: 4,
         ),
+        "int8_linear": RegionMaker(_emit_int8_linear, ABILITIES, packed_element=lambda match: 1),
         "product": RegionMaker(_emit_product),
         "batch_norm": RegionMaker(_emit_batch_norm),
         "training_convolution": RegionMaker(

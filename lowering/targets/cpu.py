@@ -179,6 +179,16 @@ TARGET = Target(
         CapabilityRow(
             "cpu",
             "openmp",
+            "int8_linear",
+            Level.O2,
+            priority=70,
+            dtypes=frozenset({"int8", "float32", "bfloat16", "float16"}),
+            training=False,
+            why="TO BE MEASURED",
+        ),
+        CapabilityRow(
+            "cpu",
+            "openmp",
             "convolution",
             Level.O2,
             priority=71,

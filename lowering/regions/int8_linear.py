@@ -1,0 +1,237 @@
+"""The int8_linear region: a linear layer whose weight is bytes, as quantised models have them.
+
+    int(x @ weight.T) * row_scale * scale + bias      x quantised in every call: bytes as well
+    (x @ float(weight).T) * scale + bias              floats or halves: weights alone are bytes
+    x @ (float(weight) * scale).T + bias              the same, spelled by hand
+
+The scale is one number for each output, the row scale one for each row of x. The sums of bytes are
+exact; behind them everything is computed in floats and rounded once, however often the model does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowering.capability import Work
+from lowering.graphs import hint, same_sizes
+from lowering.profile import gemm_shape
+from lowering.regions.weights import Stays, transposed_from
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Int8Linear:
+    """One match; `node` is its result, of as many dimensions as `input` has."""
+
+    node: fx.Node
+    input: fx.Node
+    weight: fx.Node  # a graph input of bytes that does not change from call to call
+    in_out: bool = False  # is it stored as (in, out)? else as (out, in)
+    row_scale: fx.Node | None = None
+    scale: fx.Node | None = None
+    bias: fx.Node | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.node.meta["val"].dtype
+
+    @property
+    def of_bytes(self) -> bool:
+        """Are both operands bytes?"""
+        return bool(self.input.meta["val"].dtype is torch.int8)
+
+    @property
+    def rows(self) -> int:
+        return math.prod(hint(size) for size in self.input.meta["val"].shape[:-1])
+
+    @property
+    def outputs(self) -> Any:
+        return self.weight.meta["val"].shape[1 if self.in_out else 0]
+
+    def work(self) -> Work:
+        return Work(
+            region="int8_linear",
+            dtypes=frozenset({str(self.input.meta["val"].dtype).removeprefix("torch.")}),
+            op_count=1,
+            flops=2 * self.rows * self.weight.meta["val"].numel(),
+            dynamic=any(not isinstance(size, int) for size in self.node.meta["val"].shape),
+            shape_class=gemm_shape(self.rows),
+        )
+
+
+def find(graph: fx.Graph, stays: Stays) -> Iterator[Int8Linear]:
+    for node in list(graph.nodes):
+        match = _core(node, stays)
+        whole = None if match is None else _with_what_follows(match)
+        if whole is not None and whole.weight.meta["val"].numel():
+            yield whole
+
+
+def _core(node: fx.Node, stays: Stays) -> Int8Linear | None:
+    """The product itself, with what its weight was multiplied by before."""
+    given: Any = node.args
+    if node.target is aten._int_mm.default:
+        weight, in_out = _stored(given[1])
+        return Int8Linear(node, given[0], weight, in_out) if _is_bytes(weight, stays) else None
+    if node.target is aten._weight_int8pack_mm.default:
+        taken = _is_bytes(given[1], stays) and given[0].meta["val"].dtype in _FLOATS
+        return Int8Linear(node, given[0], given[1], scale=given[2]) if taken else None
+    bias = None
+    if node.target is aten.addmm.default and not node.kwargs:
+        bias, *given = given
+    elif node.target is not aten.mm.default:
+        return None
+    match = _of_widened(node, given[0], given[1], stays)
+    if match is None or bias is None:
+        return match
+    return replace(match, bias=bias) if _is_for_columns(bias, match) else None
+
+
+def _of_widened(node: fx.Node, x: fx.Node, right: fx.Node, stays: Stays) -> Int8Linear | None:
+    """`right` is bytes that became floats, times a factor for each output, transposed or not."""
+    plain = transposed_from(right)
+    of_rows = right if plain is None else plain  # each row of it is one output's, if transposed
+    scale: Any = None
+    if of_rows.target is aten.mul.Tensor and len(of_rows.args) == 2:
+        sides: Any = of_rows.args
+        of_rows, scale = sides if _bytes_under(sides[0]) is not None else sides[::-1]
+    weight = _bytes_under(of_rows)
+    if weight is None or not isinstance(of_rows, fx.Node):
+        return None
+    weight, as_it_is = _stored(weight)
+    match = Int8Linear(node, x, weight, in_out=as_it_is == (plain is None))
+    same = x.meta["val"].dtype == of_rows.meta["val"].dtype == right.meta["val"].dtype
+    if not _is_bytes(weight, stays) or not same or x.meta["val"].dtype not in _FLOATS:
+        return None
+    if scale is None:
+        return match
+    outputs = match.outputs
+    wanted = (outputs, 1) if plain is not None else (1, outputs)
+    fits = isinstance(scale, fx.Node) and (
+        same_sizes(scale.meta["val"].shape, wanted)
+        or (plain is None and same_sizes(scale.meta["val"].shape, (outputs,)))
+    )
+    return replace(match, scale=scale) if fits and _is_float(scale) else None
+
+
+def _stored(right: Any) -> tuple[Any, bool]:
+    """The matrix in memory, and whether it is what was given, not its transpose."""
+    plain = transposed_from(right)
+    return (right, True) if plain is None else (plain, False)
+
+
+def _bytes_under(node: Any) -> Any:
+    """What was converted from bytes, or None."""
+    if not isinstance(node, fx.Node) or node.target not in (
+        prims.convert_element_type.default,
+        aten._to_copy.default,
+    ):
+        return None
+    if node.target is aten._to_copy.default and set(node.kwargs) != {"dtype"}:
+        return None
+    source: Any = node.args[0]
+    return source if source.meta["val"].dtype is torch.int8 else None
+
+
+def _is_bytes(weight: Any, stays: Stays) -> bool:
+    return weight in stays and weight.meta["val"].dtype is torch.int8
+
+
+def _is_float(node: fx.Node) -> bool:
+    return node.meta["val"].dtype in _FLOATS
+
+
+# --- what follows a product -----------------------------------------------------------------------
+
+
+def _with_what_follows(match: Int8Linear) -> Int8Linear | None:
+    """With as many of the steps behind it as belong to the layer, each the only user of the one
+    before. A value in between that is rounded to halves is rounded in the end only. None where a
+    kernel would have to give something else than the rows are: integers, wider floats."""
+    whole = None
+    grown: Int8Linear | None = match
+    while grown is not None:
+        match = _in_full_rank(grown)
+        if match.dtype in (_FLOATS if match.of_bytes else (match.input.meta["val"].dtype,)):
+            whole = match
+        user = _only_user(match.node)
+        grown = None if user is None else _one_step(match, user)
+    return whole
+
+
+def _one_step(match: Int8Linear, user: fx.Node) -> Int8Linear | None:
+    grown = replace(match, node=user)
+    if _converts(user):
+        return grown if _is_float(user) else None
+    if not _is_float(match.node) or not _is_float(user) or user.kwargs or len(user.args) != 2:
+        return None
+    other: Any = next((arg for arg in user.args if arg is not match.node), None)
+    if not isinstance(other, fx.Node) or not _is_float(other) or _grows(match.node, user):
+        return None
+    if user.target is aten.mul.Tensor and match.bias is None:
+        if match.row_scale is None and match.of_bytes and _is_for_rows(other, match):
+            return replace(grown, row_scale=other)
+        if match.scale is None and _is_for_columns(other, match):
+            return replace(grown, scale=other)
+    if user.target is aten.add.Tensor and match.bias is None and _is_for_columns(other, match):
+        return replace(grown, bias=other)
+    return None
+
+
+def _converts(node: fx.Node) -> bool:
+    if node.target is aten._to_copy.default:
+        return set(node.kwargs) == {"dtype"}
+    return node.target is prims.convert_element_type.default
+
+
+def _grows(node: fx.Node, user: fx.Node) -> bool:
+    return not same_sizes(node.meta["val"].shape, user.meta["val"].shape)
+
+
+def _is_for_columns(node: Any, match: Int8Linear) -> bool:
+    """One number for each output, whatever the row."""
+    if not isinstance(node, fx.Node) or not _is_float(node):
+        return False
+    *ones, last = node.meta["val"].shape or (0,)
+    return same_sizes((last,), (match.outputs,)) and all(size == 1 for size in ones)
+
+
+def _is_for_rows(node: fx.Node, match: Int8Linear) -> bool:
+    """One number for each row: all sizes but the last, which is 1."""
+    value, result = node.meta["val"], match.node.meta["val"]
+    return value.dim() == result.dim() and same_sizes(value.shape, (*result.shape[:-1], 1))
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _in_full_rank(match: Int8Linear) -> Int8Linear:
+    """Without the flattening to a matrix before it and the view back behind it."""
+    user = _only_user(match.node)
+    if user is None or user.target not in _VIEWS:
+        return match
+    before, after = match.input.meta["val"], user.meta["val"]
+    if not same_sizes(after.shape[-1:], (match.outputs,)):
+        return match
+    if same_sizes(before.shape[:-1], after.shape[:-1]):
+        return replace(match, node=user)
+    flattened: Any = match.input
+    if flattened.target not in _VIEWS:
+        return match
+    full: Any = flattened.args[0]
+    inner = before.shape[-1:]
+    if not same_sizes(full.meta["val"].shape, (*after.shape[:-1], *inner)):
+        return match
+    return replace(match, node=user, input=full)
