@@ -192,10 +192,12 @@ static inline bool in_tiles() {
 #endif
 }
 
+constexpr int64_t kFewRowsOfBytes = 6;  // which vectors multiply while the weight is read
+
 // All of it, by threads.
 template <class Element>
 void multiply(const Product<Element>& p, int threads) {
-  const bool tiles = in_tiles();
+  const bool tiles = in_tiles() && p.m > kFewRowsOfBytes;
   // Tiles multiply many times as fast as vectors, and reading operands weighs as much more beside it.
   const double reading_rows = tiles ? 100 : 48, reading_columns = tiles ? 200 : 24;
   const double rows = static_cast<double>(p.m) + (tiles ? reading_columns : 0);

@@ -7,14 +7,19 @@
 
 namespace kd::int8 {
 
-constexpr int kFewRows = 8;
+// Tiles of halves multiply so fast that widening pays earlier.
+template <class Element>
+constexpr int kFewRows = std::is_same_v<Element, float> ? 8 : 4;
 // At once in registers, with four sums each.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRowsAtOnce = 4;
 #else
 constexpr int kRowsAtOnce = 2;
 #endif
-constexpr int64_t kStripBytes = 256 << 10;  // of widened panels, so that they stay in the second cache
+// Of widened panels, so that they stay in the second cache. It is 2 MiB where there are tiles, which
+// pass by all rows for each strip.
+template <class Element>
+constexpr int64_t kStripBytes = (std::is_same_v<Element, float> ? 256 : 1024) << 10;
 
 // c = epilogue((a @ b) * column_scale).
 template <class Element>
@@ -74,7 +79,7 @@ void multiply_few(const Widening<Element>& p, int threads) {
   for_each_item(items, threads, [&](int64_t item) {
     const Range some = part_of(panels, item, items);
     for (int64_t panel = some.begin; panel < some.end; panel++) {
-      alignas(64) float sums[kFewRows * kLanes];
+      alignas(64) float sums[kFewRows<Element> * kLanes];
       for (int64_t i = 0; i < p.m; i += kRowsAtOnce)
         sum_rows(std::min<int64_t>(p.m - i, kRowsAtOnce), words, floats.data() + i * lda, lda,
                  p.b.panel(panel), sums + i * kLanes);
@@ -114,22 +119,25 @@ void multiply_strip(const Widening<Element>& p, Range rows, Range panels) {
 }
 
 #if defined(__AVX512BF16__)
-// As pairs of halves, which hold bytes exactly.
+// Two neighbours as a pair of halves, which hold bytes exactly: the lower half of a float is zeros.
+static inline vec pair_at(ivec four, int place, BFloat16) {
+  const ivec first = (ivec)bytes_at(four, place), second = (ivec)bytes_at(four, place + 1);
+  return (vec)(((first >> 16) & 0xffff) | second);
+}
+static inline vec pair_at(ivec four, int place, Half) {
+  const auto bits = [&](int at) { return widened(from_floats(bytes_at(four, at), Half())); };
+  return (vec)(bits(place) | bits(place + 1) << 16);
+}
+
 template <class Number>
-void widen(float* to, const Words& b, Range panels, Number) {
+void widen(float* to, const Words& b, Range panels, Number number) {
   const int64_t pairs = halves::pairs_of(b.k);
-  const auto pair = [](ivec four, int place) __attribute__((always_inline)) {
-    const auto bits = [&](int at) __attribute__((always_inline)) {
-      return widened(from_floats(bytes_at(four, at), Number()));
-    };
-    return (vec)(bits(place) | bits(place + 1) << 16);
-  };
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     const float* from = b.panel(panel);
     for (int64_t i = 0; i < pairs; i += 2, from += kLanes) {
       const ivec four = (ivec)load(from);
-      store(to, pair(four, 0)), to += kLanes;
-      if (i + 1 < pairs) store(to, pair(four, 2)), to += kLanes;
+      store(to, pair_at(four, 0, number)), to += kLanes;
+      if (i + 1 < pairs) store(to, pair_at(four, 2, number)), to += kLanes;
     }
   }
 }
@@ -164,13 +172,13 @@ static inline void multiply_strip(const Widening<Half>& p, Range rows, Range pan
 // All of it, by threads. Rows are parted where strips are too few for them.
 template <class Element>
 void multiply(const Widening<Element>& p, int threads) {
-  if (p.m <= kFewRows) return multiply_few(p, threads);
+  if (p.m <= kFewRows<Element>) return multiply_few(p, threads);
   const int64_t panels = panels_of(p.b.n), of_panel = p.b.k * kLanes * static_cast<int64_t>(sizeof(Element));
-  const int64_t most = std::clamp<int64_t>(kStripBytes / std::max<int64_t>(of_panel, 1), 2, 16) / 2 * 2;
+  const int64_t most = std::clamp<int64_t>(kStripBytes<Element> / std::max<int64_t>(of_panel, 1), 2, 32) / 2 * 2;
   const double work = static_cast<double>(p.m) * static_cast<double>(p.b.n * p.b.k);
   threads = useful_threads(threads, work, kWorkPerThread);
   const int64_t across = std::max(ceil_div(panels, most), std::min<int64_t>(ceil_div(panels, 2), 2 * threads));
-  const int64_t down = std::clamp<int64_t>(ceil_div(2 * threads, across), 1, ceil_div(p.m, 4 * kFewRows));
+  const int64_t down = std::clamp<int64_t>(ceil_div(2 * threads, across), 1, ceil_div(p.m, 32));
   for_each_item(across * down, threads, [&](int64_t item) {
     const Range rows = part_of(p.m, item / across, down);
     const Range some = part_of(panels, item % across, across);

@@ -85,7 +85,7 @@ def _core(node: fx.Node, stays: Stays) -> Int8Linear | None:
         weight, in_out = _stored(given[1])
         return Int8Linear(node, given[0], weight, in_out) if _is_bytes(weight, stays) else None
     if node.target is aten._weight_int8pack_mm.default:
-        taken = _is_bytes(given[1], stays) and given[0].meta["val"].dtype in _FLOATS
+        taken = _is_bytes(given[1], stays) and _is_float(given[0])
         return Int8Linear(node, given[0], given[1], scale=given[2]) if taken else None
     bias = None
     if node.target is aten.addmm.default and not node.kwargs:
@@ -111,8 +111,8 @@ def _of_widened(node: fx.Node, x: fx.Node, right: fx.Node, stays: Stays) -> Int8
         return None
     weight, as_it_is = _stored(weight)
     match = Int8Linear(node, x, weight, in_out=as_it_is == (plain is None))
-    same = x.meta["val"].dtype == of_rows.meta["val"].dtype == right.meta["val"].dtype
-    if not _is_bytes(weight, stays) or not same or x.meta["val"].dtype not in _FLOATS:
+    same = _dtype(x) == _dtype(of_rows) == _dtype(right)
+    if not _is_bytes(weight, stays) or not same or not _is_float(x):
         return None
     if scale is None:
         return match
@@ -141,15 +141,20 @@ def _bytes_under(node: Any) -> Any:
     if node.target is aten._to_copy.default and set(node.kwargs) != {"dtype"}:
         return None
     source: Any = node.args[0]
-    return source if source.meta["val"].dtype is torch.int8 else None
+    return source if _dtype(source) is torch.int8 else None
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    """None where nothing is known of a value, as between the operators of another region."""
+    return getattr(node.meta.get("val"), "dtype", None)
 
 
 def _is_bytes(weight: Any, stays: Stays) -> bool:
-    return weight in stays and weight.meta["val"].dtype is torch.int8
+    return weight in stays and _dtype(weight) is torch.int8
 
 
 def _is_float(node: fx.Node) -> bool:
-    return node.meta["val"].dtype in _FLOATS
+    return _dtype(node) in _FLOATS
 
 
 # --- what follows a product -----------------------------------------------------------------------
@@ -220,7 +225,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 def _in_full_rank(match: Int8Linear) -> Int8Linear:
     """Without the flattening to a matrix before it and the view back behind it."""
     user = _only_user(match.node)
-    if user is None or user.target not in _VIEWS:
+    if user is None or user.target not in _VIEWS or "val" not in user.meta:
         return match
     before, after = match.input.meta["val"], user.meta["val"]
     if not same_sizes(after.shape[-1:], (match.outputs,)):

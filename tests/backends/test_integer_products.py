@@ -43,7 +43,9 @@ def _of_parts(x: Tensor, weight: Tensor, multiply: Callable[..., Tensor]) -> Ten
 
 
 @pytest.mark.parametrize(
-    ("function", "weight"), [(_one_token, (32, 384)), (_of_parts, (32, 768))], ids=["token", "parts"]
+    ("function", "weight"),
+    [(_one_token, (32, 384)), (_of_parts, (32, 768))],
+    ids=["token", "parts"],
 )
 def test_of_what_generated_code_hands_over(
     function: Callable[..., Tensor], weight: tuple[int, int]

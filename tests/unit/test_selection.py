@@ -153,6 +153,7 @@ OURS = {
     "batch_norm:openmp",
     "convolution:openmp",
     "group_norm:openmp",
+    "int8_linear:openmp",
     "linear:openmp",
     "random:openmp",
     "recurrent:openmp",
