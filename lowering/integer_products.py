@@ -1,8 +1,8 @@
 """Products of bytes, as models have them whose linear layers were quantised.
 
-Torch's kernel for CPUs (`_int_mm`) gives wrong numbers, without a word, where matrices lie otherwise
-than in rows or columns; dimensions of size 1 are to have the strides of such, too (torch 2.13).
-Generated code hands over the one token of a decoder as a row with a stride of 0.
+Torch's kernel for CPUs (`_int_mm`) gives wrong numbers, without a word, where matrices lie
+otherwise than in rows or columns; dimensions of size 1 are to have the strides of such, too (torch
+2.13). Generated code hands over the one token of a decoder as a row with a stride of 0.
 """
 
 from __future__ import annotations

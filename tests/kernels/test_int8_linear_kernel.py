@@ -33,6 +33,9 @@ class Around(NamedTuple):
     after: Tensor | None = None
 
 
+ALONE = Around()
+
+
 def some_bytes(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8)
 
@@ -83,7 +86,7 @@ def expected(x: Tensor, weight: Tensor, around: Around, activation: str, wide: b
 def check(
     x: Tensor,
     weight: Tensor,
-    around: Around = Around(),
+    around: Around = ALONE,
     result: torch.dtype = torch.float32,
     activation: str = "none",
     in_out: bool = False,
@@ -151,7 +154,7 @@ def test_results_do_not_depend_on_threads(dtype: torch.dtype) -> None:
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(compute(x, weight, Around(), result))
+            results.append(compute(x, weight, ALONE, result))
         torch.set_num_threads(before)
         for one in results[1:]:
             assert_bit_identical(one, results[0], f"{m} rows")
@@ -179,7 +182,7 @@ def test_no_rows_no_outputs_no_inputs(dtype: torch.dtype) -> None:
     multiplied(dtype)
     for m, k, n in ((0, 5, 3), (3, 5, 0), (3, 0, 5)):
         x, weight = rows_of(dtype, m, k), some_bytes(n, k)
-        got = compute(x, weight, Around(), result_of(dtype))
+        got = compute(x, weight, ALONE, result_of(dtype))
         assert got.shape == (m, n) and not got.count_nonzero()
 
 
@@ -191,20 +194,20 @@ def test_rows_and_weights_with_gaps() -> None:
 
 def test_a_weight_that_changed_is_packed_again() -> None:
     x, weight = torch.randn(3, 64), some_bytes(32, 64)
-    first = compute(x, weight, Around())
+    first = compute(x, weight, ALONE)
     packed = library.packed_count()
-    assert_bit_identical(compute(x, weight, Around()), first, "again")
+    assert_bit_identical(compute(x, weight, ALONE), first, "again")
     assert library.packed_count() == packed
     weight[5] = 0
-    assert not compute(x, weight, Around())[:, 5].any()
+    assert not compute(x, weight, ALONE)[:, 5].any()
     assert library.packed_count() == packed + 1
 
 
 def test_calls_of_several_threads() -> None:
     x, weight = some_bytes(20, 256), some_bytes(64, 256)
-    wanted = compute(x, weight, Around())
+    wanted = compute(x, weight, ALONE)
     with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(lambda _: compute(x, weight, Around()), range(40)):
+        for got in pool.map(lambda _: compute(x, weight, ALONE), range(40)):
             assert_bit_identical(got, wanted, "a thread")
 
 
