@@ -40,12 +40,19 @@ torch.library.register_fake("kernel_dispatch::integer_product", _like, lib=_libr
 _SAFE = torch.ops.kernel_dispatch.integer_product.default
 
 
-def put_right(graph: fx.Graph) -> None:
-    """For a graph that Inductor is about to generate code for."""
-    for node in graph.find_nodes(op="call_function", target=aten._int_mm.default):
-        if node.meta["val"].device.type != "cpu":
-            continue
+def put_right(module: fx.GraphModule) -> None:
+    """For a graph that Inductor is about to generate code for, and those of its branches."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule) and _put_right(part.graph):
+            part.recompile()
+
+
+def _put_right(graph: fx.Graph) -> int:
+    nodes = graph.find_nodes(op="call_function", target=aten._int_mm.default)
+    on_cpu = [node for node in nodes if node.meta["val"].device.type == "cpu"]
+    for node in on_cpu:
         with graph.inserting_before(node):
             new = call(graph, _SAFE, *node.args)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
+    return len(on_cpu)

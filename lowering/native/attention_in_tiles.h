@@ -160,7 +160,7 @@ struct RoundedWeights {
 
   vec scaled(vec score) const { return score * splat(scale); }
   void keep(int row, int key, float*, vec weight) const {
-    *reinterpret_cast<hvec*>(weights + row * kWeightsStride + key) = halves::rounded(weight, Number());
+    *reinterpret_cast<hvec*>(weights + row * kWeightsStride + key) = rounded(weight, Number());
   }
 };
 

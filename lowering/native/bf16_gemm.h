@@ -85,7 +85,7 @@ void multiply_strip(const Product<Rows, Element>& p, const Block& left, Range ro
       sum_tile_of(static_cast<int>(some.size()), width)(deep.size(), rows_left, right, at,
                                                         part > 0, ahead);
       if (last)
-        finish_rows_of<Element>(p.e.act)(
+        Unfinished<Element>::finisher(p.e.act)(
             p.unfinished(at, kStripColumns, rows.begin + some.begin, some.size(), column, columns),
             {0, some.size()});
     }

@@ -1,6 +1,8 @@
 // The operands of a product with a weight that was packed ahead.
 #pragma once
 
+#include <cstring>
+
 #include "blocked.h"
 #include "pack.h"
 
@@ -20,6 +22,13 @@ struct MatrixRows {
     return {buffer, ld, 1};
   }
 };
+
+// A row of so many bytes as whole floats, with zeros behind it.
+static inline void copy_filled_up(float* to, int64_t floats, const void* from, int64_t bytes) {
+  auto* const start = reinterpret_cast<char*>(to);
+  std::memcpy(start, from, static_cast<size_t>(bytes));
+  std::memset(start + bytes, 0, static_cast<size_t>(4 * floats - bytes));
+}
 
 struct PackedColumns {
   static constexpr double kMaking = 4;  // to be read from memory

@@ -4,12 +4,11 @@
 
 #if defined(__AVX512BF16__)
 
-#include <cstring>
-
 #include "amx.h"
 #include "blocked.h"
 #include "elements.h"
 #include "gemm.h"
+#include "unfinished.h"
 
 namespace kd::halves {
 
@@ -53,90 +52,16 @@ struct PairRows {
       return MatrixRows{reinterpret_cast<const float*>(a), lda / 2}.block(row, rows, 0, pairs,
                                                                           buffer);
     const int64_t ld = spread_out(pairs);
-    const auto bytes = static_cast<size_t>(k) * sizeof(Number);
-    for (int64_t i = 0; i < rows; i++) {
-      auto* const to = reinterpret_cast<char*>(buffer + i * ld);
-      std::memcpy(to, a + (row + i) * lda, bytes);
-      std::memset(to + bytes, 0, static_cast<size_t>(pairs) * 4 - bytes);
-    }
+    for (int64_t i = 0; i < rows; i++)
+      copy_filled_up(buffer + i * ld, pairs, a + (row + i) * lda, k * static_cast<int64_t>(sizeof(Number)));
     return {buffer, ld, 1};
   }
 };
 
-// --- the results ----------------------------------------------------------------------------------
-
-// By the CPU's instruction, which takes numbers below the normal ones for zeros, as products do.
-static inline hvec rounded(vec v, BFloat16) { return (hvec)_mm512_cvtneps_pbh((__m512)v); }
-static inline hvec rounded(vec v, Half) { return from_floats(v, Half()); }
-
-template <class Number>
-__attribute__((always_inline)) static inline void put(Number* to, vec v, int count) {
-  const auto first = static_cast<__mmask16>((1u << count) - 1);
-  _mm256_mask_storeu_epi16(to, first, (__m256i)rounded(v, Number()));
-}
-__attribute__((always_inline)) static inline void put(float* to, vec v, int count) {
-  store_first(to, v, count);
-}
-
-// A factor and an addend for each column, in floats; nullptr: none.
-struct OfColumns {
-  const float *scale = nullptr, *shift = nullptr;
-  OfColumns from(int64_t column) const {
-    return {scale ? scale + column : nullptr, shift ? shift + column : nullptr};
-  }
-};
+// --- the product ----------------------------------------------------------------------------------
 
 template <class Element>
-struct Unfinished;
-template <class Element>
-using FinishRows = void (*)(const Unfinished<Element>& of, Range rows);
-template <class Element>
-FinishRows<Element> finish_rows_of(Act act);
-
-// Sums of a product, and what is left to do with them: all of it in floats, and at most one rounding.
-template <class Element>
-struct Unfinished {
-  const float* sums;
-  int64_t ld, rows, columns;
-  Element* c;
-  int64_t ldc;
-  EpilogueOf<Element> e;
-  OfColumns own;
-
-  static FinishRows<Element> finisher(Act act) { return finish_rows_of<Element>(act); }
-};
-
-template <Act act, class Element>
-static void finish_with(const Unfinished<Element>& of, Range rows) {
-  const EpilogueOf<Element>& e = of.e;
-  const auto some = [&](int64_t i, int64_t j, auto count) __attribute__((always_inline)) {
-    const auto get = [&](const auto* p) {
-      return count == kLanes ? load_floats(p + j) : load_floats_first(p + j, count);
-    };
-    vec v = load(of.sums + i * of.ld + j);
-    if (of.own.scale) v *= get(of.own.scale);
-    if (of.own.shift) v += get(of.own.shift);
-    if (e.bias) v += get(e.bias);
-    if (e.before) v += get(e.before + i * e.ld_before);
-    v = activate(act, v, e.a, e.b);
-    if (e.times) v *= get(e.times + i * e.ld_times);
-    if (e.after) v += get(e.after + i * e.ld_after);
-    put(of.c + i * of.ldc + j, v, count);
-  };
-  const int64_t whole = of.columns / kLanes * kLanes;
-  const int left = static_cast<int>(of.columns - whole);
-  for (int64_t i = rows.begin; i < rows.end; i++) {
-    for (int64_t j = 0; j < whole; j += kLanes) some(i, j, std::integral_constant<int, kLanes>{});
-    if (left > 0) some(i, whole, left);
-  }
-}
-
-template <class Element>
-FinishRows<Element> finish_rows_of(Act act) {
-  FinishRows<Element> found = nullptr;
-  with_activation(act, [&](auto constant) { found = finish_with<constant.value, Element>; });
-  return found;
-}
+using Unfinished = kd::Unfinished<float, Element>;
 
 // c = epilogue(scale * (a @ b) + shift), of which an item computes some rows and panels.
 template <class Rows, class Of>

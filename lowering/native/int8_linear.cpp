@@ -28,23 +28,27 @@ PackedPtr packed_bytes(const Tensor& weight, bool in_out) {
   });
 }
 
+const float* floats_of(const Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
+}
+
 // What is beside the product, in the form in which it is read.
 template <class Element>
 struct Around {
-  Tensor bias, columns;
+  Tensor scale, bias;
   BesideOf<Element> before, times, after;
   EpilogueOf<Element> epilogue;
 
-  Around(const OptionalTensor& scale, const OptionalTensor& given_bias, const OptionalTensor& before_,
+  Around(const OptionalTensor& scale_, const OptionalTensor& bias_, const OptionalTensor& before_,
          const OptionalTensor& times_, const OptionalTensor& after_, int64_t n, int64_t act, double a,
          double b)
-      : columns(as_float(or_undefined(scale))), before(before_, at::MemoryFormat::Contiguous),
-        times(times_, at::MemoryFormat::Contiguous), after(after_, at::MemoryFormat::Contiguous) {
-    if (given_bias) bias = given_bias->to(type_of<Element>).contiguous();
-    epilogue = epilogue_of(bias.defined() ? numbers_of<Element>(bias) : nullptr, before, times, after,
-                           n, act, a, b);
-  }
-  const float* scale() const { return columns.defined() ? columns.const_data_ptr<float>() : nullptr; }
+      : scale(as_float(or_undefined(scale_))), bias(as_float(or_undefined(bias_))),
+        before(before_, at::MemoryFormat::Contiguous), times(times_, at::MemoryFormat::Contiguous),
+        after(after_, at::MemoryFormat::Contiguous),
+        epilogue(epilogue_of<Element>(nullptr, before, times, after, n, act, a, b)) {}
+
+  // The bias may be of another dtype than the result: it is added in floats.
+  OfColumns own() const { return {floats_of(scale), floats_of(bias)}; }
 };
 
 void check(const Tensor& x, const Tensor& weight, bool in_out, const OptionalTensor& row_scale,
@@ -75,7 +79,7 @@ void of_bytes(const Tensor& x, const int8::Words& words, const Sizes& s, const T
   const int8::Product<Element> product{
       s.m, s.n, s.k, {rows.const_data_ptr<int8_t>(), s.k, s.k}, words,
       static_cast<Element*>(out.mutable_data_ptr()), s.n, around.epilogue,
-      factors.defined() ? factors.const_data_ptr<float>() : nullptr, around.scale()};
+      floats_of(factors), around.own()};
   int8::multiply(product, threads());
 }
 
@@ -86,7 +90,7 @@ void of_floats(const Tensor& x, const int8::Words& words, const Sizes& s, const 
   const int8::Widening<Element> product{s.m,
                                         numbers_of<Element>(rows),
                                         words,
-                                        around.scale(),
+                                        around.own(),
                                         static_cast<Element*>(out.mutable_data_ptr()),
                                         around.epilogue};
   int8::multiply(product, threads());

@@ -10,7 +10,6 @@ namespace kd::int8 {
 
 // Two vectors of words, multiplied byte by byte; the products of a word are added to its sum.
 #if defined(__AVX512VNNI__)
-constexpr bool kShifted = true;  // the left operand is 128 more than it should be, without a sign
 struct Fours {
   static inline vec multiply_add(vec a, vec b, vec sum) {
     return (vec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
@@ -18,7 +17,6 @@ struct Fours {
 };
 constexpr int kWidth = 4, kRows = 6;
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-constexpr bool kShifted = true;
 struct Fours {
   static inline vec multiply_add(vec a, vec b, vec sum) {
     return (vec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
@@ -26,7 +24,6 @@ struct Fours {
 };
 constexpr int kWidth = 2, kRows = 6;
 #elif defined(__AVX512BW__)
-constexpr bool kShifted = false;
 struct Fours {  // Bytes with their sign in pairs: the even ones of a word, then the odd ones.
   static inline __m512i even(vec v) { return _mm512_srai_epi16(_mm512_slli_epi16((__m512i)v, 8), 8); }
   static inline __m512i odd(vec v) { return _mm512_srai_epi16((__m512i)v, 8); }
@@ -38,7 +35,6 @@ struct Fours {  // Bytes with their sign in pairs: the even ones of a word, then
 };
 constexpr int kWidth = 2, kRows = 6;
 #elif defined(__AVX2__)
-constexpr bool kShifted = false;
 struct Fours {
   static inline __m256i even(vec v) { return _mm256_srai_epi16(_mm256_slli_epi16((__m256i)v, 8), 8); }
   static inline __m256i odd(vec v) { return _mm256_srai_epi16((__m256i)v, 8); }
@@ -50,7 +46,6 @@ struct Fours {
 };
 constexpr int kWidth = 2, kRows = 3;
 #else
-constexpr bool kShifted = false;
 struct Fours {
   static inline ivec at(vec v, int place) { return ((ivec)v << (24 - 8 * place)) >> 24; }
   static inline vec multiply_add(vec a, vec b, vec sum) {
@@ -79,19 +74,15 @@ struct Rows {
       return {reinterpret_cast<const float*>(a + row * lda), lda / 4, 1};
     const int64_t ld = spread_out(words);
     for (int64_t i = 0; i < rows; i++) {
+      copy_filled_up(buffer + i * ld, words, a + (row + i) * lda, k);
       auto* const to = reinterpret_cast<int8_t*>(buffer + i * ld);
-      const int8_t* const from = a + (row + i) * lda;
-      if (flipped)
-        for (int64_t p = 0; p < k; p++) to[p] = static_cast<int8_t>(from[p] ^ -128);
-      else
-        std::memcpy(to, from, static_cast<size_t>(k));
-      std::memset(to + k, 0, static_cast<size_t>(4 * words - k));
+      for (int64_t p = 0; flipped && p < k; p++) to[p] = static_cast<int8_t>(to[p] ^ -128);
     }
     return {buffer, ld, 1};
   }
 };
 
-// c = epilogue((a @ b) * row_scale * column_scale), of which an item computes some rows and panels.
+// c = epilogue((a @ b) * of_rows * scale + shift), of which an item computes some rows and panels.
 template <class Of>
 struct Product {
   using Element = Of;
@@ -103,7 +94,8 @@ struct Product {
   Element* c;
   int64_t ldc;
   EpilogueOf<Element> e;
-  const float *row_scale, *column_scale;
+  const float* of_rows;
+  OfColumns own;
   bool shifted = false;
 
   int64_t pairs() const { return b.depth(); }
@@ -113,16 +105,8 @@ struct Product {
   }
   ToFinish unfinished(const float* sums, int64_t ld, int64_t row, int64_t rows, int64_t column,
                       int64_t columns) const {
-    return {sums,
-            ld,
-            rows,
-            columns,
-            c + row * ldc + column,
-            ldc,
-            e.at(row, column),
-            row_scale ? row_scale + row : nullptr,
-            column_scale ? column_scale + column : nullptr,
-            shifted ? b.column_sums() + column : nullptr};
+    return {sums, ld, rows, columns, c + row * ldc + column, ldc, e.at(row, column), own.from(column),
+            of_rows ? of_rows + row : nullptr, shifted ? b.column_sums() + column : nullptr};
   }
 };
 

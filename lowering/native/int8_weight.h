@@ -21,13 +21,13 @@ constexpr int kRowsAtOnce = 2;
 template <class Element>
 constexpr int64_t kStripBytes = (std::is_same_v<Element, float> ? 256 : 1024) << 10;
 
-// c = epilogue((a @ b) * column_scale).
+// c = epilogue((a @ b) * scale + shift).
 template <class Element>
 struct Widening {
   int64_t m;
   const Element* a;  // rows of b.k numbers
   Words b;
-  const float* column_scale;
+  OfColumns own;
   Element* c;  // rows of b.n
   EpilogueOf<Element> e;
 };
@@ -70,7 +70,8 @@ void multiply_few(const Widening<Element>& p, int threads) {
     float* const to = floats.data() + i * lda;
     int64_t k = 0;
     for (; k + kLanes <= p.b.k; k += kLanes) store(to + k, load_floats(from + k));
-    if (k < p.b.k) store_first(to + k, load_floats_first(from + k, static_cast<int>(p.b.k - k)), static_cast<int>(p.b.k - k));
+    const int left = static_cast<int>(p.b.k - k);
+    if (left > 0) store_first(to + k, load_floats_first(from + k, left), left);
   }
   const double work = static_cast<double>(p.m + 4) * static_cast<double>(p.b.n * words);
   threads = useful_threads(threads, work, kWorkPerThread);
@@ -85,7 +86,7 @@ void multiply_few(const Widening<Element>& p, int threads) {
                  p.b.panel(panel), sums + i * kLanes);
       const int64_t column = panel * kLanes;
       finish({sums, kLanes, p.m, columns_of_panel(p.b.n, panel), p.c + column, p.b.n,
-              p.e.at(0, column), nullptr, p.column_scale ? p.column_scale + column : nullptr},
+              p.e.at(0, column), p.own.from(column)},
              {0, p.m});
     }
   });
@@ -93,29 +94,31 @@ void multiply_few(const Widening<Element>& p, int threads) {
 
 // --- many rows ------------------------------------------------------------------------------------
 
-// Some panels as floats, with the columns' factors in them.
-static inline void widen(float* to, const Words& b, Range panels, const float* scale, float) {
+static inline void widen(float* to, const Words& b, Range panels, float) {
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
-    const int columns = columns_of_panel(b.n, panel);
-    const vec factor = scale ? load_first(scale + panel * kLanes, columns) : splat(1.0f);
     const float* from = b.panel(panel);
     for (int64_t k = 0; k < b.k; k += 4, from += kLanes) {
       const ivec four = (ivec)load(from);
       for (int place = 0; place < 4 && k + place < b.k; place++, to += kLanes)
-        store(to, bytes_at(four, place) * factor);
+        store(to, bytes_at(four, place));
     }
   }
 }
 
-template <class Element>
-void multiply_strip(const Widening<Element>& p, Range rows, Range panels) {
-  const int64_t column = panels.begin * kLanes;
-  const int64_t columns = std::min(panels.size() * kLanes, p.b.n - column);
-  float* const widened = scratch<2>(panels.size() * kLanes * p.b.k);
-  widen(widened, p.b, panels, p.column_scale, float());
-  multiply_item(Grid{}, 0, rows.size(), columns, p.b.k, MatrixRows{p.a + rows.begin * p.b.k, p.b.k},
-                PackedColumns{widened, p.b.k}, p.c + rows.begin * p.b.n + column, p.b.n,
-                p.e.at(rows.begin, column));
+// A factor of columns is due before the epilogue, which is done with the results, still in a cache, then.
+static inline void multiply_strip(const Widening<float>& p, Range rows, Range panels) {
+  const int64_t column = panels.begin * kLanes, k = p.b.k, n = p.b.n;
+  const int64_t columns = std::min(panels.size() * kLanes, n - column);
+  float* const widened = scratch<2>(panels.size() * kLanes * k);
+  widen(widened, p.b, panels, float());
+  float* const out = p.c + rows.begin * n + column;
+  Epilogue e = p.e.at(rows.begin, column);
+  if (!p.own.scale && p.own.shift) e.bias = p.own.shift + column;
+  multiply_item(Grid{}, 0, rows.size(), columns, k, MatrixRows{p.a + rows.begin * k, k},
+                PackedColumns{widened, k}, out, n, p.own.scale ? Epilogue{} : e);
+  if (p.own.scale)
+    Unfinished<float, float>::finisher(e.act)(
+        {out, n, rows.size(), columns, out, n, e, p.own.from(column)}, {0, rows.size()});
 }
 
 #if defined(__AVX512BF16__)
@@ -157,7 +160,7 @@ void multiply_strip_of_halves(const Widening<Number>& p, Range rows, Range panel
       p.c + rows.begin * p.b.n + column,
       p.b.n,
       p.e.at(rows.begin, column),
-      {p.column_scale ? p.column_scale + column : nullptr}};
+      p.own.from(column)};
   halves::multiply(product, Grid{}, 0);
 }
 
@@ -173,11 +176,13 @@ static inline void multiply_strip(const Widening<Half>& p, Range rows, Range pan
 template <class Element>
 void multiply(const Widening<Element>& p, int threads) {
   if (p.m <= kFewRows<Element>) return multiply_few(p, threads);
-  const int64_t panels = panels_of(p.b.n), of_panel = p.b.k * kLanes * static_cast<int64_t>(sizeof(Element));
-  const int64_t most = std::clamp<int64_t>(kStripBytes<Element> / std::max<int64_t>(of_panel, 1), 2, 32) / 2 * 2;
+  const int64_t panels = panels_of(p.b.n);
+  const int64_t of_panel = std::max<int64_t>(p.b.k, 1) * kLanes * static_cast<int64_t>(sizeof(Element));
+  const int64_t most = std::clamp<int64_t>(kStripBytes<Element> / of_panel, 2, 32) / 2 * 2;
   const double work = static_cast<double>(p.m) * static_cast<double>(p.b.n * p.b.k);
   threads = useful_threads(threads, work, kWorkPerThread);
-  const int64_t across = std::max(ceil_div(panels, most), std::min<int64_t>(ceil_div(panels, 2), 2 * threads));
+  const int64_t narrow = std::min<int64_t>(ceil_div(panels, 2), 2 * threads);
+  const int64_t across = std::max(ceil_div(panels, most), narrow);
   const int64_t down = std::clamp<int64_t>(ceil_div(2 * threads, across), 1, ceil_div(p.m, 32));
   for_each_item(across * down, threads, [&](int64_t item) {
     const Range rows = part_of(p.m, item / across, down);

@@ -279,7 +279,7 @@ def _with_regions(request: Request, taken: list[Region], generate: Any) -> Any:
         kwargs.pop("get_decomp_fn", None)  # it has done its work, and has no stable hash
         if vocabulary.holds_kept(module.graph):
             module = vocabulary.take_apart(module, example_inputs)
-        integer_products.put_right(module.graph)
+        integer_products.put_right(module)
         by_torch.put_right(module.graph)
         conversions.put_right(module.graph)
         elementary.put_right(module.graph)

@@ -132,16 +132,12 @@ def _stored(right: Any) -> tuple[Any, bool]:
 
 
 def _bytes_under(node: Any) -> Any:
-    """What was converted from bytes, or None."""
-    if not isinstance(node, fx.Node) or node.target not in (
-        prims.convert_element_type.default,
-        aten._to_copy.default,
-    ):
-        return None
-    if node.target is aten._to_copy.default and set(node.kwargs) != {"dtype"}:
-        return None
-    source: Any = node.args[0]
-    return source if _dtype(source) is torch.int8 else None
+    """What was converted from bytes, by way of other floats or not: all hold them exactly."""
+    while isinstance(node, fx.Node) and _converts(node) and _is_float(node):
+        node = node.args[0]
+        if _dtype(node) is torch.int8:
+            return node
+    return None
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:
@@ -150,7 +146,8 @@ def _dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def _is_bytes(weight: Any, stays: Stays) -> bool:
-    return weight in stays and _dtype(weight) is torch.int8
+    is_matrix = weight in stays and weight.meta["val"].dim() == 2
+    return is_matrix and _dtype(weight) is torch.int8
 
 
 def _is_float(node: fx.Node) -> bool:
@@ -179,7 +176,7 @@ def _one_step(match: Int8Linear, user: fx.Node) -> Int8Linear | None:
     grown = replace(match, node=user)
     if _converts(user):
         return grown if _is_float(user) else None
-    if not _is_float(match.node) or not _is_float(user) or user.kwargs or len(user.args) != 2:
+    if not _is_float(user) or user.kwargs or len(user.args) != 2:
         return None
     other: Any = next((arg for arg in user.args if arg is not match.node), None)
     if not isinstance(other, fx.Node) or not _is_float(other) or _grows(match.node, user):
@@ -208,8 +205,8 @@ def _is_for_columns(node: Any, match: Int8Linear) -> bool:
     """One number for each output, whatever the row."""
     if not isinstance(node, fx.Node) or not _is_float(node):
         return False
-    *ones, last = node.meta["val"].shape or (0,)
-    return same_sizes((last,), (match.outputs,)) and all(size == 1 for size in ones)
+    sizes = node.meta["val"].shape
+    return bool(sizes) and same_sizes(sizes, (*[1] * (len(sizes) - 1), match.outputs))
 
 
 def _is_for_rows(node: fx.Node, match: Int8Linear) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lowering.native import library
 from tests.support.numerics import assert_contract
 from tests.support.regions import (
     assert_regions,
@@ -45,6 +46,7 @@ class Quantised(nn.Module):
         self.register_buffer("scale", scale.to(dtype))
         self.register_buffer("turned", self.weight.t().contiguous())
         self.bias = nn.Parameter(torch.randn(outputs).to(dtype))
+        self.register_buffer("wide_bias", self.bias.detach().float() * 1.001)
         self.compute = SPELLINGS[spelling]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,6 +99,19 @@ def _torchs_own(layer: Quantised, x: Tensor) -> Tensor:
     return product.reshape(*x.shape[:-1], -1) + layer.bias
 
 
+def _bias_in_floats(layer: Quantised, x: Tensor) -> Tensor:
+    """Of which a large one would hide that it was rounded."""
+    product = (x @ layer.weight.to(x.dtype).t()).float() * layer.scale.view(-1)
+    return (product + layer.wide_bias).to(x.dtype)
+
+
+def _of_bytes_with_a_bias_in_floats(layer: Quantised, x: Tensor) -> Tensor:
+    whole, of_rows = _rows_of_bytes(x)
+    sums = torch._int_mm(whole.reshape(-1, x.shape[-1]), layer.weight.t())
+    product = sums * of_rows.view(-1, 1) * layer.scale.view(1, -1)
+    return (product + layer.wide_bias).to(x.dtype).reshape(*x.shape[:-1], -1)
+
+
 SPELLINGS: dict[str, Callable[[Quantised, Tensor], Tensor]] = {
     one.__name__.strip("_"): one
     for one in (
@@ -108,6 +123,8 @@ SPELLINGS: dict[str, Callable[[Quantised, Tensor], Tensor]] = {
         _turned_and_scaled_before,
         _scaled_before,
         _torchs_own,
+        _bias_in_floats,
+        _of_bytes_with_a_bias_in_floats,
     )
 }
 # Large enough that their floats are not kept: what is widened ahead is no larger than a megabyte.
@@ -120,7 +137,9 @@ def _layer(spelling: str, dtype: torch.dtype) -> Quantised:
 
 def _exact(layer: Quantised, x: Tensor) -> Tensor:
     """In float64, of the bytes that the rows become, where they do."""
-    bias, scale = layer.bias.double(), layer.scale.double().view(-1)
+    wide = "in_floats" in layer.compute.__name__
+    bias = (layer.wide_bias if wide else layer.bias).double()
+    scale = layer.scale.double().view(-1)
     factor: Any = 1.0
     rows = x.double()
     if "of_bytes" in layer.compute.__name__:
@@ -161,6 +180,51 @@ def test_what_follows_is_computed_in_the_same_pass(dtype: torch.dtype) -> None:
         assert_contract(got, own, exact, "block")
     assert_regions(compiled, ("int8_linear", "openmp", 1, 1))
     assert details(compiled, "int8_linear") == ["with silu+mul+add"]
+
+
+def test_halves_that_the_cpu_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed in floats, with what is beside them."""
+    monkeypatch.setattr(library, "multiplies", lambda dtype: False)
+    layer = _layer("scaled_behind", torch.bfloat16)
+    compiled = compile_in("O2 openmp", lambda x, other: functional.relu(layer(x)) + other)
+    with torch.no_grad(), no_cached_graphs():
+        for rows in (3, 20):
+            x, other = (torch.randn(rows, size).bfloat16() for size in SIZES)
+            exact = functional.relu(_exact(layer, x)) + other.double()
+            own = functional.relu(layer(x)) + other
+            assert_contract(compiled(x, other), own, exact, f"{rows} rows")
+    assert details(compiled, "int8_linear")[0] == "with relu+add"
+
+
+def test_a_number_of_rows_that_depends_on_the_data() -> None:
+    layer = _layer("scaled_behind", torch.float32)
+
+    def function(x: Tensor, other: Tensor, which: Tensor) -> Tensor:
+        return layer(x[which]) + other[which]
+
+    compiled = compile_in("O2 openmp", function, dynamic=True)
+    x, other = (torch.randn(20, size) for size in SIZES)
+    with (
+        torch.no_grad(),
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+    ):
+        for which in (torch.arange(20) % 3 == 0, torch.arange(20) == 4):
+            exact = _exact(layer, x[which]) + other[which].double()
+            got, own = compiled(x, other, which), function(x, other, which)
+            assert_contract(got, own, exact, "rows")
+    assert [row[:3] for row in region_rows(compiled)] == [("int8_linear", "openmp", 1)]
+
+
+def test_autocast() -> None:
+    """Converts the floats that the bytes became once more."""
+    layer = _layer("scaled_behind", torch.float32)
+    compiled = compile_in("O2 openmp", layer)
+    x = torch.randn(20, SIZES[0])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        got, own = compiled(x), layer(x)
+    assert got.dtype is own.dtype
+    assert_contract(got, own, _exact(layer, x.bfloat16()), "autocast")
+    assert_regions(compiled, ("int8_linear", "openmp", 1, 1))
 
 
 def test_sizes_that_change() -> None:

@@ -55,3 +55,17 @@ def test_of_what_generated_code_hands_over(
     expected = function(*given, lambda a, b: (a.double() @ b.double()).int())
     assert torch.equal(compiled(*given), expected)
     assert not fallbacks_of(compiled)
+
+
+def _in_a_branch(x: Tensor, weight: Tensor, multiply: Callable[..., Tensor]) -> Tensor:
+    either = lambda x: _one_token(x, weight, multiply)  # noqa: E731
+    return torch.cond(x.sum() > -1e9, either, lambda x: either(-x), (x,))
+
+
+def test_in_the_graphs_of_branches() -> None:
+    given = torch.randn(1, 1, 384), _bytes(32, 384)
+    compiled = compile_at("O2", lambda *given: _in_a_branch(*given, torch._int_mm))
+    with torch.no_grad():
+        got = compiled(*given)
+    assert torch.equal(got, _one_token(*given, lambda a, b: (a.double() @ b.double()).int()))
+    assert not fallbacks_of(compiled)

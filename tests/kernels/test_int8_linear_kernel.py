@@ -103,6 +103,18 @@ def multiplied(dtype: torch.dtype) -> None:
         pytest.skip(f"{dtype} is not multiplied as it is here, so this operator does not get it")
 
 
+@pytest.mark.parametrize("result", INT8_RESULTS, ids=str)
+def test_bytes_that_give_halves(result: torch.dtype) -> None:
+    """With a bias that is wider than they are, which is not rounded before it is added."""
+    for m, k, n in ((2, 70, 40), (40, 300, 70)):
+        given = around(m, n, result, of_bytes=True)._replace(bias=torch.randn(n) * 3)
+        x, weight = some_bytes(m, k), some_bytes(n, k)
+        check(x, weight, given, result, "silu")
+        cancelled = -(x[:1].double() @ weight.double().t() * 1e-2)[0].float()
+        alone = Around(torch.full((m, 1), 0.1), torch.full((n,), 0.1), cancelled)
+        check(x, weight, alone, result)
+
+
 ROWS = pytest.mark.parametrize(
     "dtype", [torch.int8, torch.float32, torch.bfloat16, torch.float16], ids=str
 )
@@ -152,10 +164,12 @@ def test_results_do_not_depend_on_threads(dtype: torch.dtype) -> None:
         x, weight, result = rows_of(dtype, m, 600), some_bytes(300, 600), result_of(dtype)
         before = torch.get_num_threads()
         results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(compute(x, weight, ALONE, result))
-        torch.set_num_threads(before)
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                results.append(compute(x, weight, ALONE, result))
+        finally:
+            torch.set_num_threads(before)
         for one in results[1:]:
             assert_bit_identical(one, results[0], f"{m} rows")
 
