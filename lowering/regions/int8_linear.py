@@ -99,45 +99,52 @@ def _core(node: fx.Node, stays: Stays) -> Int8Linear | None:
 
 
 def _of_widened(node: fx.Node, x: fx.Node, right: fx.Node, stays: Stays) -> Int8Linear | None:
-    """`right` is bytes that became floats, times a factor for each output, transposed or not."""
-    plain = transposed_from(right)
-    of_rows = right if plain is None else plain  # each row of it is one output's, if transposed
-    scale: Any = None
-    if of_rows.target is aten.mul.Tensor and len(of_rows.args) == 2:
-        sides: Any = of_rows.args
-        of_rows, scale = sides if _bytes_under(sides[0]) is not None else sides[::-1]
-    weight = _bytes_under(of_rows)
-    if weight is None or not isinstance(of_rows, fx.Node):
+    """`right` is bytes that became floats, transposed or not, times a factor for each output."""
+    path = _to_bytes(right)
+    if path is None or not _is_bytes(path.weight, stays) or not _is_float(x):
         return None
-    weight, as_it_is = _stored(weight)
-    match = Int8Linear(node, x, weight, in_out=as_it_is == (plain is None))
-    same = _dtype(x) == _dtype(of_rows) == _dtype(right)
-    if not _is_bytes(weight, stays) or not same or not _is_float(x):
-        return None
-    if scale is None:
+    match = Int8Linear(node, x, path.weight, in_out=not path.turned)
+    if path.scale is None:
         return match
-    outputs = match.outputs
-    wanted = (outputs, 1) if plain is not None else (1, outputs)
-    fits = isinstance(scale, fx.Node) and (
-        same_sizes(scale.meta["val"].shape, wanted)
-        or (plain is None and same_sizes(scale.meta["val"].shape, (outputs,)))
-    )
-    return replace(match, scale=scale) if fits and _is_float(scale) else None
+    fits = [(match.outputs, 1)] if path.scaled_rows else [(1, match.outputs), (match.outputs,)]
+    sizes = path.scale.meta["val"].shape
+    return replace(match, scale=path.scale) if any(same_sizes(sizes, one) for one in fits) else None
+
+
+@dataclass(frozen=True)
+class _Path:
+    """From a matrix of floats to the bytes that it is made of."""
+
+    weight: fx.Node
+    turned: bool = False  # an odd number of transposes
+    scale: fx.Node | None = None
+    scaled_rows: bool = False  # was it multiplied where the rows are one output's?
+
+
+def _to_bytes(node: Any, turned: bool = False) -> _Path | None:
+    """By way of conversions between floats, which all hold bytes exactly."""
+    if not isinstance(node, fx.Node):
+        return None
+    if _dtype(node) is torch.int8:
+        plain = transposed_from(node)
+        return _Path(node, turned) if plain is None else _to_bytes(plain, not turned)
+    if (plain := transposed_from(node)) is not None:
+        return _to_bytes(plain, not turned)
+    if _converts(node) and _is_float(node):
+        return _to_bytes(node.args[0], turned)
+    if node.target is not aten.mul.Tensor or len(node.args) != 2:
+        return None
+    for one, other in (node.args, node.args[::-1]):
+        path = _to_bytes(one, turned) if isinstance(other, fx.Node) and _is_float(other) else None
+        if path is not None and path.scale is None and isinstance(other, fx.Node):
+            return replace(path, scale=other, scaled_rows=turned)
+    return None
 
 
 def _stored(right: Any) -> tuple[Any, bool]:
     """The matrix in memory, and whether it is what was given, not its transpose."""
     plain = transposed_from(right)
     return (right, True) if plain is None else (plain, False)
-
-
-def _bytes_under(node: Any) -> Any:
-    """What was converted from bytes, by way of other floats or not: all hold them exactly."""
-    while isinstance(node, fx.Node) and _converts(node) and _is_float(node):
-        node = node.args[0]
-        if _dtype(node) is torch.int8:
-            return node
-    return None
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:
