@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from lowering import (
     convolution_groups,
@@ -208,7 +208,7 @@ def uuid(request: Request) -> str:
     ]  # sets print in another order in every process
     ranking = sorted((key, tuple(value)) for key, value in request.ranking.items())
     halves = [library.multiplies(dtype) for dtype in (torch.float16, torch.bfloat16)]
-    found = (_sources(), rows, ranking, library.is_loaded(), halves)
+    found = (_sources(), rows, ranking, library.is_loaded(), halves, sorted(_untold(request)))
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
@@ -230,6 +230,24 @@ def static_inputs(graph: fx.Graph) -> Collection[str]:
     return {node.name for index, node in enumerate(placeholders) if index in positions}
 
 
+def _untold(request: Request) -> set[int]:
+    """Inputs that stay, but are inference tensors: whether those were written into cannot be told.
+    A kernel would pack them in every call, which takes longer than most products."""
+    inputs = request.example_inputs
+    return {i for i in request.stays if isinstance(inputs[i], Tensor) and inputs[i].is_inference()}
+
+
+def _packable(graph: fx.Graph, request: Request) -> Collection[str]:
+    """Names of the inputs whose packed form can be kept."""
+    names, untold = static_inputs(graph), _untold(request)
+    if not untold:
+        return names
+    placeholders = graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(request.example_inputs):  # some are of a subclass, and were parted
+        return ()
+    return set(names) - {placeholders[i].name for i in untold}
+
+
 # --- around `lower`: what has to be true of the graph before and after it -------------------------
 
 
@@ -248,7 +266,7 @@ def lower_inference(module: fx.GraphModule, request: Request) -> list[Region]:
     """`lower` an inference graph; where its memory shows, it lies as it would have without us."""
     strides = outputs.strides(module.graph)
     stands_for: dict[fx.Node, fx.Node] = {}
-    names = static_inputs(module.graph)
+    names = _packable(module.graph, request)
     taken = lower(module.graph, request, names, stands_for)
     moved = [region for region in taken if not region.left]
     if any(region.name in _LAY_OUT_OTHERWISE for region in moved):

@@ -627,13 +627,13 @@ def test_inference_mode(place: str) -> None:
     compiled = compile_in(place, model)
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x), model(x))
-        loaded = copy.deepcopy(model)  # without version counters
+        loaded = copy.deepcopy(model)  # without version counters: nobody packs these
         other = compile_in(place, loaded)
         torch.testing.assert_close(other(x), loaded(x))
         loaded[1].running_mean.add_(1)
         loaded[0].weight[3].mul_(3)
         torch.testing.assert_close(other(x), loaded(x))
-    assert count(compiled, place) == count(other, place) == 2
+    assert (count(compiled, place), count(other, place)) == (2, 0)
     assert_ran_as_planned(other, level_of(place))
 
 

@@ -325,7 +325,8 @@ def test_autocast(place: str, dtype: torch.dtype) -> None:
 
 @places()
 def test_inference_mode(place: str) -> None:
-    """Weights with a version counter, and weights made in inference mode, which have none."""
+    """Weights with a version counter, and weights made in inference mode, which have none, and
+    which nobody packs."""
     model, x = mlp(), torch.randn(20, 64)
     compiled = compile_in(place, model)
     with torch.inference_mode():
@@ -339,7 +340,7 @@ def test_inference_mode(place: str) -> None:
         torch.testing.assert_close(other(x), loaded(x))
     provider = provider_at(place)
     assert_regions(compiled, ("linear", provider, 2, 4))
-    assert_regions(other, ("linear", provider, 2, 4))
+    assert_regions(other)
 
 
 @places()

@@ -17,12 +17,14 @@ from torch import nn
 from torch.nn import functional
 
 from lowering.errors import UnifiedWarning
-from tests.support.compiling import compile_at, every_row_applies
+from tests.support.compiling import compile_at, every_row_applies, size_limits_lifted
 from tests.support.modules import Of, used
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import (
     assert_regions,
     compile_in,
+    kernels,
+    no_cached_graphs,
     packed_count,
     places,
     provider_at,
@@ -300,3 +302,26 @@ def test_packed_weights_are_forgotten_with_their_model(place: str) -> None:
     gc.collect()
     assert 0 < alone < both
     assert run(*small) == alone
+
+
+def test_weights_that_are_inference_tensors_are_not_packed() -> None:
+    """Whether they were written into cannot be told, and packing them in every call takes longer
+    than the product."""
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)).eval()
+    model.append(nn.Linear(64, 32))  # an ordinary one, which is
+    kernels()
+    for level in ("O1", "O2"):
+        torch._dynamo.reset()
+        with size_limits_lifted(), no_cached_graphs(), torch.inference_mode():
+            compiled = compile_at(level, model)
+            x = torch.randn(5, 64)
+            packed = None
+            for _ in range(3):
+                torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+                model[0].weight[3] += 1
+                assert packed is None or packed_count() == packed
+                packed = packed_count()
+        counts = [row[2] for row in region_rows(compiled) if row[0] == "linear"]
+        assert counts in ([1], []), counts  # at O1 some CPUs leave them all to eager
+        assert level == "O1" or counts == [1]
