@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+# In a folder of its own, for one test: transformers imports it where it finds it, with warnings.
+TORCHAO ?= torchao==0.18.0
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two workers with one thread each: idle OpenMP threads would spin on the other's core.
@@ -16,6 +18,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/torchao $(TORCHAO)
 	touch $(READY)
 
 demo: $(READY)  ## a real transformer: times of eager, inductor and unified O0-O3, and the report

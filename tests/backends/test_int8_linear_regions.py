@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,22 +340,31 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
+@pytest.fixture
+def quantization(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torchao's, from where the Makefile puts it; made for the torch of this version only."""
+    folder = Path(sys.prefix) / "torchao"
+    if not folder.is_dir():
+        pytest.skip(f"no torchao in {folder}")
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("it is made for torch 2.13")
+    monkeypatch.syspath_prepend(str(folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("torchao.quantization")
+
+
 CONFIGS = ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
-def test_quantised_by_torchao(config: str, dtype: torch.dtype) -> None:
+def test_quantised_by_torchao(quantization: Any, config: str, dtype: torch.dtype) -> None:
     """Near a tie, a difference in the last bit of a float makes another byte of it. So what comes
     out is compared with the layers before they were quantised."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torchao import quantization
-
-        model = nn.Sequential(Block(), Block()).eval().to(dtype)
-        full = copy.deepcopy(model).double()
-        quantization.quantize_(model, getattr(quantization, config)())
+    model = nn.Sequential(Block(), Block()).eval().to(dtype)
+    full = copy.deepcopy(model).double()
+    quantization.quantize_(model, getattr(quantization, config)())
     compiled = compile_in("O2 openmp", model, dynamic=False)
     with torch.no_grad():
         for shape in ((1, 1, 256), (1, 7, 256), (3, 40, 256)):
