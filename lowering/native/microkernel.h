@@ -1,6 +1,8 @@
 // The innermost loops of a matrix product: a tile of the output that stays in registers.
 #pragma once
 
+#include <cstring>
+
 #include "epilogue.h"
 #include "sums_avx2.h"
 
@@ -48,14 +50,17 @@ struct Finish {
   int last_lanes = kLanes;  // of each row's last vector that are within the output
 };
 
-// The same in every lane. An addition to zero, as in splat, would cost an instruction here.
+// The same in every lane, bit by bit: it need not be a float. An addition to zero, as in splat, would cost
+// an instruction here.
 static inline vec broadcast(const float* p) {
 #if defined(__AVX512F__)
   return (vec)_mm512_set1_ps(*p);
 #elif defined(__AVX2__)
   return (vec)_mm256_broadcast_ss(p);
 #else
-  return splat(*p);
+  int32_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return (vec)(ivec{} + bits);
 #endif
 }
 
