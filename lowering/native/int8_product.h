@@ -23,28 +23,24 @@ struct Fours {
   }
 };
 constexpr int kWidth = 2, kRows = 6;
-#elif defined(__AVX512BW__)
-struct Fours {  // Bytes with their sign in pairs: the even ones of a word, then the odd ones.
-  static inline __m512i even(vec v) { return _mm512_srai_epi16(_mm512_slli_epi16((__m512i)v, 8), 8); }
-  static inline __m512i odd(vec v) { return _mm512_srai_epi16((__m512i)v, 8); }
+#elif defined(__AVX2__) && (!defined(__AVX512F__) || defined(__AVX512BW__))
+typedef int16_t svec __attribute__((vector_size(kLanes * 4)));
+// Neighbours multiplied, and both products added up.
+static inline ivec pair_products(svec a, svec b) {
+#if defined(__AVX512BW__)
+  return (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+  return (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+struct Fours {  // with their sign in 16 bits: the even ones of a word, then the odd ones
+  static inline svec even(vec v) { return ((svec)v << 8) >> 8; }
+  static inline svec odd(vec v) { return (svec)v >> 8; }
   static inline vec multiply_add(vec a, vec b, vec sum) {
-    const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(even(a), even(b)),
-                                              _mm512_madd_epi16(odd(a), odd(b)));
-    return (vec)_mm512_add_epi32((__m512i)sum, products);
+    return (vec)((ivec)sum + pair_products(even(a), even(b)) + pair_products(odd(a), odd(b)));
   }
 };
-constexpr int kWidth = 2, kRows = 6;
-#elif defined(__AVX2__)
-struct Fours {
-  static inline __m256i even(vec v) { return _mm256_srai_epi16(_mm256_slli_epi16((__m256i)v, 8), 8); }
-  static inline __m256i odd(vec v) { return _mm256_srai_epi16((__m256i)v, 8); }
-  static inline vec multiply_add(vec a, vec b, vec sum) {
-    const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(even(a), even(b)),
-                                              _mm256_madd_epi16(odd(a), odd(b)));
-    return (vec)_mm256_add_epi32((__m256i)sum, products);
-  }
-};
-constexpr int kWidth = 2, kRows = 3;
+constexpr int kWidth = 2, kRows = kLanes == 16 ? 6 : 3;
 #else
 struct Fours {
   static inline ivec at(vec v, int place) { return ((ivec)v << (24 - 8 * place)) >> 24; }

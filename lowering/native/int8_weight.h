@@ -64,10 +64,11 @@ static inline void sum_rows(int64_t rows, int64_t words, const float* a, int64_t
 template <class Element>
 void multiply_few(const Widening<Element>& p, int threads) {
   const int64_t words = p.b.depth(), lda = 4 * words, panels = panels_of(p.b.n);
-  std::vector<float> floats(static_cast<size_t>(p.m * lda));
+  float* const floats = scratch<0>(p.m * lda);  // of this thread, and read by all
   for (int64_t i = 0; i < p.m; i++) {
     const Element* const from = p.a + i * p.b.k;
-    float* const to = floats.data() + i * lda;
+    float* const to = floats + i * lda;
+    std::fill(to + p.b.k, to + lda, 0.0f);
     int64_t k = 0;
     for (; k + kLanes <= p.b.k; k += kLanes) store(to + k, load_floats(from + k));
     const int left = static_cast<int>(p.b.k - k);
@@ -82,7 +83,7 @@ void multiply_few(const Widening<Element>& p, int threads) {
     for (int64_t panel = some.begin; panel < some.end; panel++) {
       alignas(64) float sums[kFewRows<Element> * kLanes];
       for (int64_t i = 0; i < p.m; i += kRowsAtOnce)
-        sum_rows(std::min<int64_t>(p.m - i, kRowsAtOnce), words, floats.data() + i * lda, lda,
+        sum_rows(std::min<int64_t>(p.m - i, kRowsAtOnce), words, floats + i * lda, lda,
                  p.b.panel(panel), sums + i * kLanes);
       const int64_t column = panel * kLanes;
       finish({sums, kLanes, p.m, columns_of_panel(p.b.n, panel), p.c + column, p.b.n,

@@ -82,8 +82,10 @@ def _core(node: fx.Node, stays: Stays) -> Int8Linear | None:
     """The product itself, with what its weight was multiplied by before."""
     given: Any = node.args
     if node.target is aten._int_mm.default:
-        weight, in_out = _stored(given[1])
-        return Int8Linear(node, given[0], weight, in_out) if _is_bytes(weight, stays) else None
+        path = _to_bytes(given[1])
+        if path is None or not _is_bytes(path.weight, stays):
+            return None
+        return Int8Linear(node, given[0], path.weight, in_out=not path.turned)
     if node.target is aten._weight_int8pack_mm.default:
         taken = _is_bytes(given[1], stays) and _is_float(given[0])
         return Int8Linear(node, given[0], given[1], scale=given[2]) if taken else None
@@ -113,7 +115,7 @@ def _of_widened(node: fx.Node, x: fx.Node, right: fx.Node, stays: Stays) -> Int8
 
 @dataclass(frozen=True)
 class _Path:
-    """From a matrix of floats to the bytes that it is made of."""
+    """From a matrix to the bytes in memory that it is made of."""
 
     weight: fx.Node
     turned: bool = False  # an odd number of transposes
@@ -139,12 +141,6 @@ def _to_bytes(node: Any, turned: bool = False) -> _Path | None:
         if path is not None and path.scale is None and isinstance(other, fx.Node):
             return replace(path, scale=other, scaled_rows=turned)
     return None
-
-
-def _stored(right: Any) -> tuple[Any, bool]:
-    """The matrix in memory, and whether it is what was given, not its transpose."""
-    plain = transposed_from(right)
-    return (right, True) if plain is None else (plain, False)
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:
