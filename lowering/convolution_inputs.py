@@ -22,6 +22,7 @@ _READ_CHANNELS_LAST = {
     "kernel_dispatch::openmp_transposed_convolution": (0,),
     "kernel_dispatch::mkldnn_convolution": (0,),
     "kernel_dispatch::mkldnn_transposed_convolution": (0,),
+    "kernel_dispatch::mkldnn_quantized_convolution": (0, 5),
 }
 
 

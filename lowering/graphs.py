@@ -151,6 +151,10 @@ def only_first_output(node: fx.Node) -> fx.Node | None:
     return used[0]
 
 
+def only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
 def erase_dead(graph: fx.Graph, last: fx.Node) -> None:
     """What has become dead behind a region must not count as a user of the next one's nodes."""
     dead = [last]

@@ -38,7 +38,10 @@ _READ_DENSE = (aten.native_group_norm.default, aten._pdist_forward.default)
 # Operators of ours that write rows if told so: of any image, of one in rows.
 _WRITE_ROWS = ("kernel_dispatch::openmp_convolution", "kernel_dispatch::mkldnn_convolution")
 _FROM_ROWS_ONLY = ("kernel_dispatch::mkldnn_convolution",)
-_NAMESPACES = ("aten", "prims", "kernel_dispatch", "triton_kernels", "_operator")
+_NAMESPACES = (
+    *("aten", "prims", "quantized_decomposed", "_operator"),
+    *("kernel_dispatch", "triton_kernels"),
+)
 
 
 def order_of(tensor: torch.Tensor) -> torch.memory_format:

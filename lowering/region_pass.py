@@ -35,6 +35,8 @@ from lowering.regions import (
     linear,
     norm,
     product,
+    quantized_convolution,
+    quantized_linear,
     random_numbers,
     rope,
     softmax,
@@ -48,6 +50,8 @@ from lowering.regions import group_norm as groups
 # Convolutions first: an addend that both could absorb is larger there. Products last: they are
 # what is left when no weight that stays was found.
 _REGIONS = {
+    "quantized_convolution": quantized_convolution,
+    "quantized_linear": quantized_linear,
     "convolution": convolution,
     "transposed_convolution": transposed_convolution,
     "linear": linear,
@@ -67,6 +71,7 @@ _REGIONS = {
 _OUR_LINEARS, _OUR_CONVOLUTIONS = ("linear", "openmp"), ("convolution", "openmp")
 # Their results may lie in memory in another way than torch's.
 _LAY_OUT_OTHERWISE = (
+    "quantized_convolution",
     "convolution",
     "transposed_convolution",
     "attention",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering.graphs import same_sizes
+from lowering.graphs import only_user, same_sizes
 from lowering.regions.norm import Norm, square_of
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def whole(match: Norm) -> WholeNorm | None:
     mean, eps = shifted.args[0], shifted.args[1]
     wide = square_of(mean.args[0])
     x = _unconverted(wide)
-    normed = _only_user(match.node)
+    normed = only_user(match.node)
     if not isinstance(eps, (int, float)) or normed is None or not _is_product(normed):
         return None
     if _other(normed, match.node) is not wide:
@@ -65,7 +65,7 @@ def _steps_behind(normed: fx.Node) -> Iterator[tuple[fx.Node, fx.Node | None]]:
     node, weight = normed, None
     while True:
         yield node, weight
-        user = _only_user(node)
+        user = only_user(node)
         if user is None:
             return
         if user.target not in _CONVERSIONS:
@@ -136,10 +136,6 @@ def _widens(inner: fx.Node, node: fx.Node) -> bool:
 def _value(node: Any) -> Any:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _is_product(node: fx.Node) -> bool:

@@ -19,7 +19,7 @@ from lowering import direct_calls, libraries, observing
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.norm_folding import factor_and_shift
 from lowering.packing import PackedWeights, Place, out_in
-from lowering.providers import half_precision, mkldnn_transposed, post_ops
+from lowering.providers import half_precision, mkldnn_quantized, mkldnn_transposed, post_ops
 from lowering.regions.convolution import LONGEST_CHAIN, Convolution, torch_unfolds
 from lowering.regions.epilogue import Epilogue
 from lowering.regions.linear import Linear
@@ -437,5 +437,7 @@ PROVIDER = Provider(
             packed_element=_packed_element,
         ),
         "transposed_convolution": mkldnn_transposed.REGION,
+        "quantized_convolution": mkldnn_quantized.CONVOLUTION,
+        "quantized_linear": mkldnn_quantized.LINEAR,
     },
 )

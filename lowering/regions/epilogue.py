@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering.graphs import same_sizes
+from lowering.graphs import only_user, same_sizes
 
 aten = torch.ops.aten
 
@@ -94,11 +94,11 @@ def absorb(core: fx.Node, can: Abilities) -> Epilogue:
     found = Epilogue(core)
     if can.before and (step := _binary(found.last, aten.add.Tensor)):
         node, other = step
-        follower = _only_user(node)
+        follower = only_user(node)
         if follower is not None and _can_activate(follower, can):
             found.before, found.last = other, node
             found.steps.append("add")
-    follower = _only_user(found.last)
+    follower = only_user(found.last)
     if follower is not None and (activation := _can_activate(follower, can)):
         found.activation, found.last = activation, follower
         found.steps.append(activation.name)
@@ -118,13 +118,9 @@ def _can_activate(node: fx.Node, can: Abilities) -> Activation | None:
     return activation if _same_kind(node, node.args[0]) else None
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
 def _binary(node: fx.Node, target: object) -> tuple[fx.Node, fx.Node] | None:
     """The only user of `node`, if it is `target` of it and another tensor of its very shape."""
-    user = _only_user(node)
+    user = only_user(node)
     if user is None or user.target is not target or user.kwargs or len(user.args) != 2:
         return None
     left, right = user.args

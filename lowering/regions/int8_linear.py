@@ -19,14 +19,14 @@ import torch
 from torch import fx
 
 from lowering.capability import Work
-from lowering.graphs import hint, same_sizes
+from lowering.graphs import hint, only_user, same_sizes
 from lowering.profile import gemm_shape
+from lowering.regions.flattened import in_full_rank
 from lowering.regions.weights import Stays, transposed_from
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -167,10 +167,10 @@ def _with_what_follows(match: Int8Linear) -> Int8Linear | None:
     whole = None
     grown: Int8Linear | None = match
     while grown is not None:
-        match = _in_full_rank(grown)
+        match = in_full_rank(grown)
         if match.dtype in (_FLOATS if match.of_bytes else (match.input.meta["val"].dtype,)):
             whole = match
-        user = _only_user(match.node)
+        user = only_user(match.node)
         grown = None if user is None else _one_step(match, user)
     return whole
 
@@ -216,27 +216,3 @@ def _is_for_rows(node: fx.Node, match: Int8Linear) -> bool:
     """One number for each row: all sizes but the last, which is 1."""
     value, result = node.meta["val"], match.node.meta["val"]
     return value.dim() == result.dim() and same_sizes(value.shape, (*result.shape[:-1], 1))
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _in_full_rank(match: Int8Linear) -> Int8Linear:
-    """Without the flattening to a matrix before it and the view back behind it."""
-    user = _only_user(match.node)
-    if user is None or user.target not in _VIEWS or "val" not in user.meta:
-        return match
-    before, after = match.input.meta["val"], user.meta["val"]
-    if not same_sizes(after.shape[-1:], (match.outputs,)):
-        return match
-    if same_sizes(before.shape[:-1], after.shape[:-1]):
-        return replace(match, node=user)
-    flattened: Any = match.input
-    if flattened.target not in _VIEWS:
-        return match
-    full: Any = flattened.args[0]
-    inner = before.shape[-1:]
-    if not same_sizes(full.meta["val"].shape, (*after.shape[:-1], *inner)):
-        return match
-    return replace(match, node=user, input=full)

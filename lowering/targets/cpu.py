@@ -522,6 +522,22 @@ TARGET = Target(
             )
             for region in ("linear", "convolution", "transposed_convolution")
         ),
+        *(
+            CapabilityRow(
+                "cpu",
+                "mkldnn",
+                f"quantized_{layer}",
+                Level.O1,
+                priority=80,
+                dtypes=frozenset({"uint8", "int8"}),
+                training=False,
+                features=frozenset({feature}),
+                why="bytes are multiplied as bytes; without VNNI oneDNN's sums of two products "
+                "end at 16 bits, so layers stay floats there",
+            )
+            for layer in ("convolution", "linear")
+            for feature in ("avx512_vnni", "avx_vnni")
+        ),
         CapabilityRow(
             "cpu",
             "mkl",
