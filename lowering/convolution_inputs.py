@@ -20,6 +20,7 @@ _READ_CHANNELS_LAST = {
     "kernel_dispatch::openmp_convolution": (0, 12, 13, 14),
     "kernel_dispatch::openmp_convolutions": (0, 3),
     "kernel_dispatch::openmp_transposed_convolution": (0,),
+    "kernel_dispatch::openmp_quantized_convolution": (0, 5),
     "kernel_dispatch::mkldnn_convolution": (0,),
     "kernel_dispatch::mkldnn_transposed_convolution": (0,),
     "kernel_dispatch::mkldnn_quantized_convolution": (0, 5),

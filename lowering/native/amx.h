@@ -51,19 +51,22 @@ static inline bool has_bytes() {
 }
 
 template <class Number>
+constexpr bool kOfBytes = std::is_same_v<Number, Int8> || std::is_same_v<Number, Uint8>;
+
+template <class Number>
 bool multiplies() {
-  if (std::is_same_v<Number, Int8>) return allowed() && has_bytes();
+  if (kOfBytes<Number>) return allowed() && has_bytes();
   return allowed() && (std::is_same_v<Number, BFloat16> || has_float16());
 }
 
 // Registers `to` += `left` * `right`. Assemblers that know TDPBF16PS need not know TDPFP16PS, which
-// differs from it in one bit, nor TDPBSSD, of bytes: so all are spelled out. They name no registers, as
-// GCC's own do not; Clang 19 leaves the loads before them where they are, too (the tests of halves pass;
-// those of bytes were not run with it).
+// differs from it in one bit, nor TDPBSSD and TDPBUSD, of bytes, the left ones with a sign or without: so
+// all are spelled out. They name no registers, as GCC's own do not; Clang 19 leaves the loads before them
+// where they are, too (the tests of halves pass; those of bytes were not run with it).
 template <class Number, int to, int left, int right>
 __attribute__((always_inline)) static inline void add_product() {
-  constexpr int prefix = std::is_same_v<Number, BFloat16> ? 2 : 3;
-  constexpr int operation = std::is_same_v<Number, Int8> ? 0x5e : 0x5c;
+  constexpr int prefix = std::is_same_v<Number, BFloat16> ? 2 : std::is_same_v<Number, Uint8> ? 1 : 3;
+  constexpr int operation = kOfBytes<Number> ? 0x5e : 0x5c;
   asm volatile(".byte 0xc4, 0xe2, %c0, %c1, %c2" ::"i"((~right & 15) << 3 | prefix), "i"(operation),
                "i"(0xc0 | to << 3 | left));
 }

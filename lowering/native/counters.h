@@ -20,6 +20,7 @@ enum Region : int {
   kTrainingConvolution,
   kWeightGradient,
   kInt8Linear,
+  kQuantizedConvolution,
   kRegions
 };
 

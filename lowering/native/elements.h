@@ -17,6 +17,9 @@ struct Half {
 struct Int8 {
   int8_t value;
 };
+struct Uint8 {
+  uint8_t value;
+};
 
 typedef uint16_t hvec __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 

@@ -60,11 +60,12 @@ constexpr int64_t kRowsBytes = 128 << 10;
 struct Rows {
   const int8_t* a;
   int64_t lda, k;
+  bool flipped = false;  // with 128 added, which flips the sign
 
   static int64_t buffer(int64_t rows, int64_t k) { return rows * spread_out(words_of(k)); }
 
-  // As they are where that is possible; `flipped`: with 128 added, which flips the sign.
-  Block block(int64_t row, int64_t rows, float* buffer, bool flipped = false) const {
+  // As they are where that is possible.
+  Block block(int64_t row, int64_t rows, float* buffer) const {
     const int64_t words = words_of(k);
     if (!flipped && k == 4 * words && lda % 4 == 0 && !crowded(lda / 4))
       return {reinterpret_cast<const float*>(a + row * lda), lda / 4, 1};
@@ -92,8 +93,9 @@ struct Product {
   EpilogueOf<Element> e;
   const float* of_rows;
   OfColumns own;
-  bool shifted = false;
 
+  // Where an instruction wants it, the rows are shifted.
+  void prepare_for_vectors() { a.flipped = kShifted; }
   int64_t pairs() const { return b.depth(); }
   int64_t rows_buffer(int64_t rows) const { return Rows::buffer(rows, k); }
   Block panel(int64_t index, int64_t from) const {
@@ -102,7 +104,7 @@ struct Product {
   ToFinish unfinished(const float* sums, int64_t ld, int64_t row, int64_t rows, int64_t column,
                       int64_t columns) const {
     return {sums, ld, rows, columns, c + row * ldc + column, ldc, e.at(row, column), own.from(column),
-            of_rows ? of_rows + row : nullptr, shifted ? b.column_sums() + column : nullptr};
+            of_rows ? of_rows + row : nullptr, a.flipped ? b.column_sums() + column : nullptr};
   }
 };
 
@@ -132,19 +134,19 @@ static inline SumTile sum_tile_of(int rows, int wide) {
   return of_width<width>(rows, std::make_integer_sequence<int, kRows>());
 }
 
-template <class Element>
-void multiply_in_vectors(Product<Element> p, const Grid& grid, int64_t item) {
+template <class AProduct>
+void multiply_in_vectors(AProduct p, const Grid& grid, int64_t item) {
   const Range rows = part_of(p.m, item / grid.across, grid.down);
   const Range panels = part_of(panels_of(p.n), item % grid.across, grid.across);
   if (rows.size() == 0 || panels.size() == 0) return;
-  p.shifted = kShifted;
+  p.prepare_for_vectors();
   const int64_t words = p.pairs();
   const int64_t most = std::max<int64_t>(kRowsBytes / 4 / std::max<int64_t>(words, 1), 2 * kRows);
   const int64_t blocks = ceil_div(rows.size(), most), strips = ceil_div(panels.size(), kWidth);
   float* const buffer = scratch<0>(p.rows_buffer(std::min(most, rows.size())));
   for (int64_t i = 0; i < blocks; i++) {
     const Range some = part_of(rows.size(), i, blocks);
-    const Block left = p.a.block(rows.begin + some.begin, some.size(), buffer, kShifted);
+    const Block left = p.a.block(rows.begin + some.begin, some.size(), buffer);
     for (int64_t s = 0; s < strips; s++) {
       const Range strip = part_of(panels.size(), s, strips);
       const int64_t column = (panels.begin + strip.begin) * kLanes;
@@ -158,7 +160,7 @@ void multiply_in_vectors(Product<Element> p, const Grid& grid, int64_t item) {
             p.panel(panels.begin + strip.begin, 0), sums);
         const auto rest = p.unfinished(sums, kStrip, rows.begin + some.begin + high.begin,
                                        high.size(), column, columns);
-        Product<Element>::ToFinish::finisher(p.e.act)(rest, {0, high.size()});
+        AProduct::ToFinish::finisher(p.e.act)(rest, {0, high.size()});
       }
     }
   }
@@ -166,7 +168,7 @@ void multiply_in_vectors(Product<Element> p, const Grid& grid, int64_t item) {
 
 static inline bool in_tiles() {
 #if defined(KD_AMX)
-  return amx::multiplies<Int8>();
+  return amx::multiplies<Int8>();  // and those without a sign
 #else
   return false;
 #endif
@@ -174,9 +176,9 @@ static inline bool in_tiles() {
 
 constexpr int64_t kFewRowsOfBytes = 6;  // which vectors multiply while the weight is read
 
-// All of it, by threads.
-template <class Element>
-void multiply(const Product<Element>& p, int threads) {
+// All of it, by threads; of Product, or what looks like it.
+template <class AProduct>
+void multiply(const AProduct& p, int threads) {
   const bool tiles = in_tiles() && p.m > kFewRowsOfBytes;
   // Tiles multiply many times as fast as vectors, and reading operands weighs as much more beside it.
   const double reading_rows = tiles ? 100 : 48, reading_columns = tiles ? 200 : 24;

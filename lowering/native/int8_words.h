@@ -24,9 +24,10 @@ constexpr int64_t kWholeWords = 1;
 #endif
 static constexpr int64_t words_of(int64_t k) { return ceil_div(k, 4 * kWholeWords) * kWholeWords; }
 
-// In floats: the panels, and behind them, if rows are shifted, the sum of each column, an integer.
+// In floats: the panels, and behind them the sum of each column, an integer: what a number that was added
+// to all of a row adds to its products.
 static inline int64_t packed_size_of(int64_t k, int64_t n) {
-  return packed_size(words_of(k), n) + (kShifted ? panels_of(n) * kLanes : 0);
+  return packed_size(words_of(k), n) + panels_of(n) * kLanes;
 }
 
 // A weight as it was packed.
@@ -45,7 +46,6 @@ struct Words {
 static inline void pack(float* packed, const int8_t* b, int64_t k, int64_t n, int threads) {
   const int64_t words = words_of(k);
   pack_b(packed, reinterpret_cast<const float*>(b), words, n, 1, words, threads);
-  if (!kShifted) return;
   auto* const sums = reinterpret_cast<int32_t*>(packed + packed_size(words, n));
   for (int64_t i = 0; i < n; i++) {
     int32_t sum = 0;

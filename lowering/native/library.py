@@ -40,6 +40,7 @@ COUNTED = (
     ("training_convolution", "openmp"),
     ("weight_gradient", "openmp"),
     ("int8_linear", "openmp"),
+    ("quantized_convolution", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

@@ -39,6 +39,34 @@ def _int8_linear(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> torch.Te
 INT8_RESULTS = (torch.float32, torch.bfloat16, torch.float16)  # as in int8_linear.cpp
 
 
+def _quantized_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    step: Optional,
+    zero: Optional,
+    bias: Optional,
+    other: Optional,
+    steps: Sequence[float],
+    zeros: Sequence[int],
+    result: int,
+    act: int,
+    a: float,
+    b: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    spatial = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
+    out = x.new_empty((x.shape[0], *spatial, weight.shape[0]), dtype=QUANTIZED_RESULTS[result])
+    return out.movedim(-1, 1)
+
+
+# as in quantized_convolution.cpp
+QUANTIZED_RESULTS = (torch.uint8, torch.int8, torch.float32)
+
+
 def mkl_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: Optional, in_out: bool = False
 ) -> torch.Tensor:
@@ -238,6 +266,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_linears", _linears)
     register_fake("kernel_dispatch::openmp_gated_linear", _gated_linear)
     register_fake("kernel_dispatch::openmp_int8_linear", _int8_linear)
+    register_fake("kernel_dispatch::openmp_quantized_convolution", _quantized_convolution)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::openmp_training_convolution", _training_convolution)

@@ -282,29 +282,20 @@ def _read(numbers: Tensor, step: Any, zero: Any) -> Tensor:
 def _emit_convolution(graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue) -> fx.Node:
     epilogue.steps.extend(match.steps)
     target = torch.ops.kernel_dispatch.mkldnn_quantized_convolution.default
-    return graph.call_function(target, (*_tensors(match), *_numbers(match), *match.geometry))
+    return graph.call_function(target, (*match.tensors(), *_numbers(match), *match.geometry))
 
 
 def _emit_linear(graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue) -> fx.Node:
     epilogue.steps.extend(match.steps)
     target = torch.ops.kernel_dispatch.mkldnn_quantized_linear.default
     grid = (None, None) if match.grid.is_fixed else (match.grid.step, match.grid.zero)
-    arguments = (*_tensors(match), *grid, *_numbers(match), match.in_out)
+    arguments = (*match.tensors(), *grid, *_numbers(match), match.in_out)
     return graph.call_function(target, arguments)
 
 
-def _tensors(match: QuantizedLayer) -> tuple[Any, ...]:
-    step = match.weight_step if isinstance(match.weight_step, fx.Node) else None
-    return (match.input, match.weight, step, match.weight_zero, match.bias, match.other)
-
-
 def _numbers(match: QuantizedLayer) -> tuple[Any, ...]:
-    step = 1.0 if isinstance(match.weight_step, fx.Node) else match.weight_step
-    read = (match.grid.step, match.grid.zero) if match.grid.is_fixed else (1.0, 0)
-    steps = [step, read[0], match.out.step, match.other_grid.step]
-    zeros = [0, read[1], match.out.zero, match.other_grid.zero]
     act = match.activation
-    return steps, zeros, match.dtype, act.name, float(act.a), float(act.b)
+    return *match.grids(), match.dtype, act.name, float(act.a), float(act.b)
 
 
 def _refuses_convolution(match: QuantizedLayer) -> str:

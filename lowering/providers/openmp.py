@@ -20,7 +20,7 @@ from lowering.contract import Probe, Provider, RegionMaker
 from lowering.convolution_steps import Way
 from lowering.graphs import hint
 from lowering.native import library
-from lowering.native.shapes import INT8_RESULTS
+from lowering.native.shapes import INT8_RESULTS, QUANTIZED_RESULTS
 from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.calls import value_of
 from lowering.regions.convolution import LONGEST_CHAIN, Convolution
@@ -29,6 +29,7 @@ from lowering.regions.group_norm import GroupNorm
 from lowering.regions.int8_linear import Int8Linear
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
+from lowering.regions.quantized import QuantizedLayer
 from lowering.regions.random_numbers import RandomNumbers
 from lowering.regions.recurrent import GATES, Recurrent, read
 from lowering.regions.softmax import Softmax
@@ -85,6 +86,38 @@ def _emit_int8_linear(graph: fx.Graph, match: Int8Linear, epilogue: Epilogue) ->
         (x, match.weight, *around, INT8_RESULTS.index(dtype), match.in_out),
     )
     return new if dtype is match.dtype else narrowed(graph, new, match.dtype)
+
+
+def _emit_quantized_convolution(
+    graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue
+) -> fx.Node:
+    epilogue.steps.extend(match.steps)
+    act, (*spatial, groups) = match.activation, match.geometry
+    numbers = (ACTIVATIONS.index(act.name), float(act.a), float(act.b))
+    return graph.call_function(
+        torch.ops.kernel_dispatch.openmp_quantized_convolution.default,
+        (
+            *match.tensors(),
+            *match.grids(),
+            QUANTIZED_RESULTS.index(match.dtype),
+            *numbers,
+            *map(list, spatial),
+            groups,
+        ),
+    )
+
+
+def _refuses_quantized_convolution(match: QuantizedLayer) -> str:
+    *_, groups = match.geometry
+    outputs, inputs, *_ = match.weight.meta["val"].shape
+    alone = inputs == 1 and outputs == groups
+    if match.node.meta["val"].dim() != 4 or not (groups == 1 or alone):
+        return "openmp takes images only, all channels in one group or each in its own"
+    assert match.grid.dtype is not None
+    limits = torch.iinfo(match.grid.dtype)
+    if not limits.min <= match.grid.zero <= limits.max:  # type: ignore[operator]
+        return "the zero of its image is no byte"
+    return "" if match.dtype in QUANTIZED_RESULTS else "openmp gives bytes or float32"
 
 
 def _own(match: Convolution | TransposedConvolution) -> tuple[Any, ...]:
@@ -385,6 +418,11 @@ PROVIDER = Provider(
             packed_element=lambda match: 4,
         ),
         "int8_linear": RegionMaker(_emit_int8_linear, ABILITIES, packed_element=lambda match: 1),
+        "quantized_convolution": RegionMaker(
+            _emit_quantized_convolution,
+            refuses=_refuses_quantized_convolution,
+            packed_element=lambda match: 1,
+        ),
         "product": RegionMaker(_emit_product),
         "batch_norm": RegionMaker(_emit_batch_norm),
         "training_convolution": RegionMaker(

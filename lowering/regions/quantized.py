@@ -93,6 +93,19 @@ class QuantizedLayer:
         """That are added up for one number of the result."""
         return int(self.weight.meta["val"].numel() // max(1, self.outputs))
 
+    def tensors(self) -> tuple[Any, ...]:
+        """What comes first of an operator's arguments."""
+        step = self.weight_step if isinstance(self.weight_step, fx.Node) else None
+        return (self.input, self.weight, step, self.weight_zero, self.bias, self.other)
+
+    def grids(self) -> tuple[list[Any], list[Any]]:
+        """Steps and zeros of the weight (where one step holds for all), the input, the result and
+        `other`."""
+        step = 1.0 if isinstance(self.weight_step, fx.Node) else self.weight_step
+        given = self.grid if self.grid.is_fixed else FLOAT
+        grids = (given, self.out, self.other_grid)
+        return [step, *(one.step for one in grids)], [0, *(one.zero for one in grids)]
+
     def work(self) -> Work:
         value = self.node.meta["val"]
         places = math.prod(hint(size) for size in value.shape) // max(1, self.outputs)

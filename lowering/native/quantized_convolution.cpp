@@ -1,0 +1,193 @@
+// Convolutions between bytes, as models have them that were quantised ahead: see regions/quantized.py.
+//   quantize(act(conv(dequantize(x), dequantize(weight)) + bias + dequantize(other)))
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "counters.h"
+#include "from_python.h"
+#include "int8_depthwise.h"
+#include "int8_pixels.h"
+#include "tensors.h"
+#include "weights.h"
+
+namespace kd {
+namespace {
+
+using Doubles = at::ArrayRef<double>;
+constexpr auto kLast = at::MemoryFormat::ChannelsLast;
+
+// The steps of the outputs are beside the weight.
+PackedPtr packed_taps(const Tensor& weight, const Tensor& step, const Tensor& zero, const ConvShape& s) {
+  const bool alone = s.groups > 1;
+  return weights().get({weight, step, zero}, 8 + alone, [&] {
+    TORCH_CHECK(!zero.defined() || !zero.any().item<bool>(), "the zero of a weight of bytes is not 0");
+    const int64_t k = s.depth();
+    const int8::Taps taps(s);
+    auto packed =
+        std::make_shared<Packed>(alone ? taps.packed_size() : int8::packed_size_of(k, s.co));
+    if (alone) {
+      taps.pack(packed->weight.data(), weight.detach().contiguous().const_data_ptr<int8_t>());
+    } else {
+      const Tensor rows = at::zeros({s.co, 4 * int8::words_of(k)}, weight.options());
+      rows.narrow(1, 0, k).copy_(weight.detach().permute({0, 2, 3, 1}).reshape({s.co, k}));
+      int8::pack(packed->weight.data(), rows.const_data_ptr<int8_t>(), k, s.co, threads());
+    }
+    if (step.defined()) {
+      const Tensor floats = step.detach().to(at::kFloat).contiguous();
+      TORCH_CHECK(floats.numel() == s.co, floats.sizes(), " steps for ", s.co, " outputs");
+      packed->scale.assign(floats.const_data_ptr<float>(), floats.const_data_ptr<float>() + s.co);
+    }
+    return packed;
+  });
+}
+
+// Of the weight (where one step holds for all), the input, the result and what is added.
+struct Grids {
+  Doubles steps;
+  at::IntArrayRef zeros;
+
+  ByteGrid at(size_t i) const {
+    return {static_cast<float>(steps[i]), static_cast<int32_t>(zeros[i])};
+  }
+};
+
+// A height or a width of the result.
+int64_t size_of(int64_t size, int64_t taps, int64_t stride, int64_t padding, int64_t dilation) {
+  return (size + 2 * padding - dilation * (taps - 1) - 1) / stride + 1;
+}
+
+ConvShape shape_of(const Tensor& x, const Tensor& weight, at::IntArrayRef stride,
+                   at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  const auto size = [&](size_t i) {
+    const auto dim = static_cast<int64_t>(i) + 2;
+    return size_of(x.size(dim), weight.size(dim), stride[i], padding[i], dilation[i]);
+  };
+  const int64_t ci = x.size(1), co = weight.size(0);
+  return {x.size(0),  x.size(2),  x.size(3),   ci,          co,     weight.size(2),
+          weight.size(3), stride[0], stride[1], padding[0], padding[1], dilation[0],
+          dilation[1], groups,    size(0),     size(1),     ci,     co};
+}
+
+void check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Grids& grids,
+           at::ArrayRef<at::IntArrayRef> geometry, int64_t groups) {
+  const bool bytes = x.scalar_type() == at::kByte || x.scalar_type() == at::kChar;
+  TORCH_CHECK(bytes && x.dim() == 4 && weight.dim() == 4 && weight.scalar_type() == at::kChar &&
+                  weight.numel() > 0 && x.size(1) == weight.size(1) * groups,
+              "no convolution of bytes: an image of ", x.sizes(), " and a weight of ", weight.sizes());
+  const bool alone = weight.size(1) == 1 && weight.size(0) == groups;
+  TORCH_CHECK(groups == 1 || alone, groups, " groups with a weight of ", weight.sizes(),
+              " are not for this kernel");
+  for (const at::IntArrayRef numbers : geometry)
+    TORCH_CHECK(numbers.size() == 2, "images have two dimensions, not ", numbers.size());
+  TORCH_CHECK(grids.steps.size() == 4 && grids.zeros.size() == 4, "four grids are asked for");
+  TORCH_CHECK(!bias.defined() || bias.numel() == weight.size(0), bias.sizes(), " numbers for ",
+              weight.size(0), " outputs");
+  const int64_t least = x.scalar_type() == at::kByte ? 0 : -128;
+  TORCH_CHECK(grids.zeros[1] >= least && grids.zeros[1] < least + 256, "the zero of ",
+              x.scalar_type(), " is ", grids.zeros[1]);
+}
+
+struct Call {
+  const ConvShape& s;
+  const PackedPtr& packed;
+  Tensor x, bias, other;
+  Grids grids;
+  Act act;
+  float a, b;
+
+  // `excess`: sums of the weights of each output, `zero` of which are in its sums.
+  template <class Out>
+  Requantized<Out> rest(Tensor& out, const int32_t* excess, int32_t zero) const {
+    Requantized<Out> made;
+    made.c = static_cast<Out*>(out.mutable_data_ptr()), made.ldc = s.co;
+    made.e = {act, a, b};
+    made.other = other.defined() ? static_cast<const Out*>(other.const_data_ptr()) : nullptr;
+    made.of_result = grids.at(2);
+    const ByteGrid added = grids.at(3);
+    const float unit = made.to_units();
+    const float shift = made.other && made.kToBytes ? -static_cast<float>(added.zero) * added.step : 0.0f;
+    made.of_other = added.step * unit;
+    const Columns columns{s.co, panels_of(s.co) * kLanes, grids.at(0).step,
+                          packed->scale.empty() ? nullptr : packed->scale.data(),
+                          bias.defined() ? bias.const_data_ptr<float>() : nullptr, excess};
+    made.own = columns.numbers(scratch<2>(3 * columns.padded), grids.at(1).step, zero, unit, shift);
+    return made;
+  }
+};
+
+template <class Out>
+void compute(const Call& call, Tensor& out) {
+  const ConvShape& s = call.s;
+  const bool is_signed = call.x.scalar_type() == at::kChar, flipped = is_signed == int8::kShifted;
+  const auto* const image = static_cast<const uint8_t*>(call.x.const_data_ptr());
+  const float* const packed = call.packed->weight.data();
+  const int32_t given = call.grids.at(1).zero;
+  const int32_t zero = given + (flipped ? is_signed ? 128 : -128 : 0);
+  const uint8_t flip = flipped ? 128 : 0;
+  if (s.groups > 1) {
+    const int8::WordImage words{int8::Taps(s), image, flip, static_cast<uint8_t>(given)};
+    const auto rest = call.rest<Out>(out, words.taps.sums(packed), zero);
+    return int8::depthwise(words, packed, rest, threads());
+  }
+  const int8::Pixels pixels{s, image, image + call.x.numel(), flip, static_cast<uint8_t>(zero)};
+  const int8::Words words{packed, s.depth(), s.co};
+  const auto rest = call.rest<Out>(out, words.column_sums(), zero);
+  const int8::PixelProduct<Out> product{s.pixels(), s.co, s.depth(), pixels, words, rest, rest.e};
+  int8::multiply(product, threads());
+}
+
+// `result`: of bytes without a sign, with one, or floats.
+constexpr at::ScalarType kResults[] = {at::kByte, at::kChar, at::kFloat};
+
+Tensor quantized_convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& step,
+                             const OptionalTensor& zero, const OptionalTensor& bias,
+                             const OptionalTensor& other, Doubles steps, at::IntArrayRef zeros,
+                             int64_t result, int64_t act, double a, double b, at::IntArrayRef stride,
+                             at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  const Grids grids{steps, zeros};
+  const Tensor shift = as_float(or_undefined(bias));
+  check(x, weight, shift, grids, {stride, padding, dilation}, groups);
+  TORCH_CHECK(result >= 0 && result < 3, "a result is of kind 0 to 2, not ", result);
+  const ConvShape s = shape_of(x, weight, stride, padding, dilation, groups);
+  TORCH_CHECK(s.oh >= 0 && s.ow >= 0, "a kernel of ", weight.sizes(), " is larger than ", x.sizes());
+  Tensor out = at::empty({s.n, s.co, s.oh, s.ow},
+                         x.options().dtype(kResults[result]).memory_format(kLast));
+  if (out.numel() == 0) return out;
+  const Tensor beside = other ? other->contiguous(kLast) : Tensor();
+  TORCH_CHECK(!other || (beside.sizes() == out.sizes() && beside.scalar_type() == kResults[result]),
+              "what is added is no such image as the result");
+  const PackedPtr packed = packed_taps(weight, or_undefined(step), or_undefined(zero), s);
+  const Call call{s,     packed,
+                  x.contiguous(kLast), shift, beside, grids, static_cast<Act>(act), static_cast<float>(a),
+                  static_cast<float>(b)};
+  if (result == 0) compute<uint8_t>(call, out);
+  if (result == 1) compute<int8_t>(call, out);
+  if (result == 2) compute<float>(call, out);
+  count(kQuantizedConvolution);
+  return out;
+}
+
+const from_python::Offered offered("openmp_quantized_convolution",
+                                   from_python::entry<quantized_convolution>);
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(kernel_dispatch, library) {
+  library.def(
+      "openmp_quantized_convolution(Tensor x, Tensor weight, Tensor? step, Tensor? zero, Tensor? bias, "
+      "Tensor? other, float[] steps, int[] zeros, int result, int act, float a, float b, "
+      "int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+      {at::Tag::needs_fixed_stride_order});
+}
+
+TORCH_LIBRARY_IMPL(kernel_dispatch, CPU, library) {
+  library.impl("openmp_quantized_convolution", quantized_convolution);
+}
+
+TORCH_LIBRARY_IMPL(kernel_dispatch, Autograd, library) {
+  library.impl("openmp_quantized_convolution", torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace kd
