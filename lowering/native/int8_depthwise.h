@@ -55,11 +55,11 @@ struct Taps {
 
 // Of sixteen channels: words of the bytes of four pixels.
 __attribute__((always_inline)) static inline void side_by_side(uint8_t* to, const uint8_t* const (&from)[4],
-                                                               const int64_t (&at)[4], uint8_t flip) {
+                                                               uint8_t flip) {
 #if defined(__SSE2__)
   const __m128i sign = _mm_set1_epi8(static_cast<char>(flip));
   const auto get = [&](int i) {
-    return _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from[i] + at[i])), sign);
+    return _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from[i])), sign);
   };
   const __m128i a = get(0), b = get(1), c = get(2), d = get(3);
   const __m128i low = _mm_unpacklo_epi8(a, b), low_right = _mm_unpacklo_epi8(c, d);
@@ -71,7 +71,7 @@ __attribute__((always_inline)) static inline void side_by_side(uint8_t* to, cons
   _mm_storeu_si128(words + 3, _mm_unpackhi_epi16(high, high_right));
 #else
   for (int64_t c = 0; c < kAtOnce; c++)
-    for (int64_t j = 0; j < 4; j++) to[4 * c + j] = static_cast<uint8_t>(from[j][at[j] + c] ^ flip);
+    for (int64_t j = 0; j < 4; j++) to[4 * c + j] = static_cast<uint8_t>(from[j][c] ^ flip);
 #endif
 }
 
@@ -86,15 +86,17 @@ struct WordImage {
 template <class Out>
 class DepthwiseBlock {
  public:
-  // So many bytes of words stay in the first cache, from one line of outputs to the next.
-  static constexpr int64_t kBytes = 24 << 10;
+  // So many bytes of words stay in the second cache, from one line of outputs to the next. (Fewer channels at
+  // a time, whose words stay in the first, were up to twice as slow: a Xeon.)
+  static constexpr int64_t kBytes = 256 << 10;
 
   DepthwiseBlock(const WordImage& image, const float* packed, const Requantized<Out>& rest, Range channels)
       : taps_(image.taps), s_(taps_.s), image_(image), packed_(packed + channels.begin), rest_(rest),
         channels_(channels), wide_(channels.size()), line_(taps_.places * wide_),
         words_(scratch<0>((taps_.kept + 1) * line_)), sums_(scratch<1>(s_.ow * wide_)),
-        holds_(static_cast<size_t>(taps_.kept), -1), lines_(static_cast<size_t>(s_.kh)) {
-    make(zeros(), nullptr);
+        holds_(static_cast<size_t>(taps_.kept), -1), lines_(static_cast<size_t>(s_.kh)),
+        starts_(lines_.size()) {
+    std::memset(zeros(), image_.outside ^ image_.flip, static_cast<size_t>(line_) * sizeof(float));
   }
 
   void compute(Range outputs) {
@@ -108,6 +110,7 @@ class DepthwiseBlock {
   }
 
  private:
+  // A line that is above or below the image.
   float* zeros() const { return words_ + taps_.kept * line_; }
 
   // The lines that one of outputs reads: those that are not there yet are made, where their numbers say.
@@ -126,55 +129,78 @@ class DepthwiseBlock {
     }
   }
 
-  // Words of one of the lines of all images; nullptr: of one that is above or below.
+  // Words of one of the lines of all images.
   void make(float* words, const uint8_t* line) const {
     const int64_t end = std::min(channels_.end, s_.ci), whole = (end - channels_.begin) / kAtOnce * kAtOnce;
     const int64_t left = end - channels_.begin - whole, places = taps_.places, step = taps_.step;
+    const int64_t next = s_.dw * s_.ci, within = s_.w - 3 * s_.dw;
     const uint8_t flip = image_.flip;
-    uint8_t beyond[kAtOnce];
-    std::memset(beyond, image_.outside, kAtOnce);
     for (int64_t place = 0; place < places; place++) {
-      auto* const to = reinterpret_cast<uint8_t*>(words + place * wide_);
-      const uint8_t* from[4];
-      int64_t moves[4];  // from a channel to the next: what is beyond the line is the same for all
-      for (int64_t j = 0; j < 4; j++) {
-        const int64_t x = place * step - s_.pw + j * s_.dw;
-        const bool inside = line != nullptr && x >= 0 && x < s_.w;
-        from[j] = inside ? line + x * s_.ci + channels_.begin : beyond;
-        moves[j] = inside;
+      auto* to = reinterpret_cast<uint8_t*>(words + place * wide_);
+      const int64_t x = place * step - s_.pw;
+      if (x < 0 || x >= within) {
+        make_at_edge(to, line, x);
+        continue;
       }
-      for (int64_t c = 0; c < whole; c += kAtOnce)
-        side_by_side(to + 4 * c, from, {c * moves[0], c * moves[1], c * moves[2], c * moves[3]}, flip);
-      if (left > 0) make_last(to + 4 * whole, from, moves, whole, left);
+      const uint8_t* from = line + x * s_.ci + channels_.begin;
+      for (int64_t c = 0; c < whole; c += kAtOnce, to += 4 * kAtOnce, from += kAtOnce)
+        side_by_side(to, {from, from + next, from + 2 * next, from + 3 * next}, flip);
+      if (left > 0) make_last(to, {from, from + next, from + 2 * next, from + 3 * next}, left);
     }
   }
 
-  // The channels that are less than sixteen.
-  void make_last(uint8_t* to, const uint8_t* const (&from)[4], const int64_t (&moves)[4], int64_t c,
-                 int64_t count) const {
-    uint8_t copies[4][kAtOnce] = {};
-    for (int64_t j = 0; j < 4; j++)
-      std::memcpy(copies[j], from[j] + c * moves[j], static_cast<size_t>(count));
-    side_by_side(to, {copies[0], copies[1], copies[2], copies[3]}, {0, 0, 0, 0}, image_.flip);
+  // Where some of the four pixels are beyond the line.
+  void make_at_edge(uint8_t* to, const uint8_t* line, int64_t x) const {
+    const int64_t end = std::min(channels_.end, s_.ci);
+    uint8_t beyond[kAtOnce];
+    std::memset(beyond, image_.outside, kAtOnce);
+    for (int64_t c = channels_.begin; c < end; c += kAtOnce, to += 4 * kAtOnce) {
+      const uint8_t* from[4];
+      for (int64_t j = 0; j < 4; j++) {
+        const int64_t pixel = x + j * s_.dw;
+        const bool inside = pixel >= 0 && pixel < s_.w;
+        from[j] = inside ? line + pixel * s_.ci + c : beyond;
+      }
+      if (end - c >= kAtOnce)
+        side_by_side(to, from, image_.flip);
+      else
+        make_last(to, from, end - c);
+    }
   }
 
-  void sum_line() const {
+  // Of so many channels, sixteen at most.
+  void make_last(uint8_t* to, const uint8_t* const (&from)[4], int64_t count) const {
+    uint8_t copies[4][kAtOnce] = {};
+    for (int64_t j = 0; j < 4; j++) std::memcpy(copies[j], from[j], static_cast<size_t>(count));
+    side_by_side(to, {copies[0], copies[1], copies[2], copies[3]}, image_.flip);
+  }
+
+  void sum_line() {
     int64_t x = 0;
     for (; x + 8 <= s_.ow; x += 8) sum_pixels<8>(x);
     for (; x + 3 <= s_.ow; x += 3) sum_pixels<3>(x);
     for (; x < s_.ow; x++) sum_pixels<1>(x);
   }
 
-  // sums[pixel][channel] of neighbouring outputs.
   template <int pixels>
-  void sum_pixels(int64_t first) const {
-    const int64_t step = s_.sw / taps_.step * wide_, next = 4 * s_.dw / taps_.step * wide_;
-    const int64_t rows = s_.kh, fours = taps_.fours, weights = taps_.channels;
-    for (int64_t c = 0; c < wide_; c += kLanes) {
+  void sum_pixels(int64_t first) {
+    const int64_t step = s_.sw / taps_.step * wide_;
+    float* const sums = sums_ + first * wide_;
+    for (size_t i = 0; i < lines_.size(); i++) starts_[i] = lines_[i] + first * step;
+    taps_.fours == 1 ? sum_pixels<pixels, true>(step, sums) : sum_pixels<pixels, false>(step, sums);
+  }
+
+  // sums[pixel][channel] of neighbouring outputs. `one`: a row of taps is one word.
+  template <int pixels, bool one>
+  void sum_pixels(int64_t step, float* sums) const {
+    const int64_t next = 4 * s_.dw / taps_.step * wide_, fours = one ? 1 : taps_.fours;
+    const int64_t weights = taps_.channels, wide = wide_;
+    const float* const* const end = starts_.data() + starts_.size();
+    for (int64_t c = 0; c < wide; c += kLanes) {
       vec of[pixels] = {};
       const float* w = packed_ + c;
-      for (int64_t i = 0; i < rows; i++) {
-        const float* words = lines_[static_cast<size_t>(i)] + first * step + c;
+      for (const float* const* start = starts_.data(); start < end; start++) {
+        const float* words = *start + c;
         for (int64_t f = 0; f < fours; f++, words += next, w += weights) {
           const vec weight = load(w);
 #pragma GCC unroll 8
@@ -183,7 +209,7 @@ class DepthwiseBlock {
         }
       }
 #pragma GCC unroll 8
-      for (int t = 0; t < pixels; t++) store(sums_ + (first + t) * wide_ + c, of[t]);
+      for (int t = 0; t < pixels; t++) store(sums + t * wide + c, of[t]);
     }
   }
 
@@ -196,7 +222,7 @@ class DepthwiseBlock {
   int64_t wide_, line_;  // channels; words of a line
   float *words_, *sums_;
   std::vector<int64_t> holds_;  // which line of all images is in each place
-  std::vector<const float*> lines_;
+  std::vector<const float*> lines_, starts_;  // of a line of outputs; of some of its pixels
 };
 
 template <class Out>

@@ -17,10 +17,25 @@ from torch.nn import functional
 
 from lowering import machine
 from lowering.regions import quantized
-from tests.support.regions import assert_regions, compile_in, details, no_cached_graphs, region_rows
+from tests.support.regions import (
+    assert_regions,
+    compile_in,
+    details,
+    kernels,
+    no_cached_graphs,
+    places,
+    provider_at,
+    region_rows,
+)
 
 Tensor = torch.Tensor
 LIMITS = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
+
+
+@pytest.fixture(autouse=True)
+def _with_kernels() -> None:
+    kernels()
+
 
 needs_vnni = pytest.mark.skipif(
     machine.cpu().isa.isdisjoint({"avx512_vnni", "avx_vnni"}),
@@ -117,12 +132,15 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
+OURS = ("pointwise", "3x3", "3x3 with stride", "dilated", "depthwise", "first")
+
+
 def region_of(layer: Layer) -> str:
     return "quantized_convolution" if layer.dims else "quantized_linear"
 
 
-def taken_once(compiled: Any, layer: Layer, *steps: str) -> None:
-    assert_regions(compiled, (region_of(layer), "mkldnn", 1, 1))
+def taken_once(compiled: Any, layer: Layer, *steps: str, by: str = "mkldnn") -> None:
+    assert_regions(compiled, (region_of(layer), by, 1, 1))
     joined = "+".join(filter(None, steps))
     assert details(compiled, region_of(layer)) == ["with " + joined if joined else ""]
 
@@ -134,16 +152,18 @@ def drawn(layer: Layer, shape: tuple[int, ...]) -> Tensor:
 
 @needs_vnni
 @pytest.mark.quick
-@pytest.mark.parametrize("level", ["O1", "O2"])
+@places()
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name: str, level: str) -> None:
+def test_layers(name: str, place: str) -> None:
+    if place == "O2 openmp" and name not in OURS:
+        pytest.skip("not for the kernels of ours")
     make, shape = LAYERS[name]
     layer, x = make(), torch.randn(shape)
 
     def model(x: Tensor) -> Tensor:
         return OUT.write(functional.relu(layer(IN(x))))
 
-    compiled = compile_in(f"{level} mkldnn", model)
+    compiled = compile_in(place, model)
     with torch.no_grad(), no_cached_graphs():
         got = compiled(x)
         exact = functional.relu(layer(IN(x.double())))
@@ -152,57 +172,65 @@ def test_layers(name: str, level: str) -> None:
     if name == "volumes":  # of which oneDNN computes no activation
         taken_once(compiled, layer)
     else:
-        taken_once(compiled, layer, "relu", "quantize")
+        taken_once(compiled, layer, "relu", "quantize", by=provider_at(place))
 
 
 @needs_vnni
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", ["linear", "pointwise", "3x3"])
+@pytest.mark.parametrize("name", ["linear", "pointwise", "3x3", "3x3 of ours"])
 def test_kinds_of_bytes_and_activations(name: str, activation: str, dtype: torch.dtype) -> None:
-    make, shape = LAYERS[name]
+    make, shape = LAYERS[name.removesuffix(" of ours")]
+    place = "O2 openmp" if name.endswith("ours") else "O1 mkldnn"
     layer, act = make(), ACTIVATIONS[activation]
     zero = 121 if dtype is torch.uint8 else -7
     before, after = Grid(0.02, zero, dtype), Grid(0.1, zero, dtype)
     x = drawn(layer, shape)
-    compiled = compile_in("O1 mkldnn", lambda x: after.write(act(layer(before(x)))))
+    compiled = compile_in(place, lambda x: after.write(act(layer(before(x)))))
     with torch.no_grad(), no_cached_graphs():
         assert_bytes(compiled(x), act(layer(before(x.double()))), after)
-    taken_once(compiled, layer, activation, "quantize")
+    taken_once(compiled, layer, activation, "quantize", by=provider_at(place))
 
 
 @needs_vnni
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("name", ["linear", "pointwise", "depthwise"])
-def test_bytes_that_are_added(name: str, relu: bool) -> None:
+@places("O2 mkldnn", "O2 openmp")
+def test_bytes_that_are_added(name: str, relu: bool, place: str) -> None:
     """They are not written into: the caller's are as they were."""
+    if place == "O2 openmp" and name not in OURS:
+        pytest.skip("not for the kernels of ours")
     make, shape = LAYERS[name]
     layer = make()
     x = drawn(layer, shape)
     other = OTHER.write(torch.randn_like(layer(x)) * 5)
     given = other.clone()
     act = functional.relu if relu else lambda x: x
-    compiled = compile_in("O2 mkldnn", lambda x, y: OUT.write(act(OTHER.read(y) + layer(IN(x)))))
+    compiled = compile_in(place, lambda x, y: OUT.write(act(OTHER.read(y) + layer(IN(x)))))
     with torch.no_grad(), no_cached_graphs():
         got = compiled(x, other)
         exact = act(OTHER.read(other, torch.float64) + layer(IN(x.double())))
     assert_bytes(got, exact, OUT)
     assert torch.equal(other, given)
-    taken_once(compiled, layer, "add", "relu" if relu else "", "quantize")
+    steps = ("add", "relu" if relu else "", "quantize")
+    taken_once(compiled, layer, *steps, by=provider_at(place))
 
 
 @needs_vnni
-@pytest.mark.parametrize("name", ["linear", "pointwise"])
-def test_results_that_stay_floats(name: str) -> None:
+@pytest.mark.parametrize("name", ["linear", "pointwise", "depthwise"])
+@places("O2 mkldnn", "O2 openmp")
+def test_results_that_stay_floats(name: str, place: str) -> None:
+    if place == "O2 openmp" and name not in OURS:
+        pytest.skip("not for the kernels of ours")
     make, shape = LAYERS[name]
     layer = make()
     x, other = drawn(layer, shape), torch.randn_like(layer(drawn(layer, shape)))
-    compiled = compile_in("O2 mkldnn", lambda x, y: functional.relu(layer(IN(x)) + y) * 2)
+    compiled = compile_in(place, lambda x, y: functional.relu(layer(IN(x)) + y) * 2)
     with torch.no_grad(), no_cached_graphs():
         got, exact = compiled(x, other), functional.relu(layer(IN(x.double())) + other.double()) * 2
     assert got.dtype is torch.float32
     assert (got - exact).abs().max() <= 1e-6 * exact.abs().max()
-    taken_once(compiled, layer, "add", "relu")
+    taken_once(compiled, layer, "add", "relu", by=provider_at(place))
 
 
 @needs_vnni
@@ -366,8 +394,8 @@ def pt2e(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @needs_vnni
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_quantised_by_torchao(pt2e: Any, level: str) -> None:
+@places()
+def test_quantised_by_torchao(pt2e: Any, place: str) -> None:
     x86 = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
     model, x = Network().eval(), torch.randn(2, 3, 32, 32)
     with torch.no_grad(), no_cached_graphs():
@@ -377,11 +405,11 @@ def test_quantised_by_torchao(pt2e: Any, level: str) -> None:
         prepared = pt2e.prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
         prepared(x)
         converted = pt2e.convert_pt2e(prepared)
-        compiled = compile_in(f"{level} mkldnn", converted)
+        compiled = compile_in(place, converted)
         got, own = compiled(x), converted(x)
     assert (got - own).norm() <= 0.5 * (own - full).norm()
+    provider = provider_at(place)
+    of_linear = [("quantized_linear", "mkldnn", 1, 1)] if provider == "mkldnn" else []
     assert_regions(
-        compiled,
-        ("quantized_convolution", "mkldnn", 4, 4),
-        ("quantized_linear", "mkldnn", 1, 1),
+        compiled, ("quantized_convolution", provider, 4, 4), *of_linear, besides="linear"
     )

@@ -14,11 +14,12 @@ pytestmark = pytest.mark.proof
 
 
 # march, what it needs of this CPU, which kernels: the generic code takes ten times as long.
+BYTES = ("int8_linear", "quantized_convolution")
 SETS = {
-    "AVX2": ("haswell", "avx2", ("linear", "int8_linear", "convolution", "winograd", "attention")),
-    "no AVX": ("x86-64-v2", "sse4_1", ("linear", "int8_linear", "winograd")),
-    "no AMX": ("cooperlake", "avx512_bf16", ("half_linear", "half_convolution", "int8_linear")),
-    "no VNNI": ("skylake-avx512", "avx512bw", ("int8_linear",)),
+    "AVX2": ("haswell", "avx2", ("linear", *BYTES, "convolution", "winograd", "attention")),
+    "no AVX": ("x86-64-v2", "sse4_1", ("linear", *BYTES, "winograd")),
+    "no AMX": ("cooperlake", "avx512_bf16", ("half_linear", "half_convolution", *BYTES)),
+    "no VNNI": ("skylake-avx512", "avx512bw", BYTES),
 }
 
 
