@@ -533,8 +533,8 @@ TARGET = Target(
                 training=False,
                 features=frozenset({feature}),
                 why="a call of oneDNN's takes 39 us before it computes, more than most layers: "
-                "ResNet-50 takes 7.7 ms instead of 10.8, MobileNetV2 3.5 instead of 7.1 (measured: 2 "
-                "cores of a Xeon 6, torch 2.13)",
+                "ResNet-50 takes 7.7 ms instead of 10.8, MobileNetV2 3.5 instead of 7.1 (measured: "
+                "2 cores of a Xeon 6, torch 2.13)",
             )
             for feature in ("avx512_vnni", "avx_vnni")
         ),
