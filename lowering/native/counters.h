@@ -21,6 +21,7 @@ enum Region : int {
   kWeightGradient,
   kInt8Linear,
   kQuantizedConvolution,
+  kQuantizedLinear,
   kRegions
 };
 

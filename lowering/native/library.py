@@ -41,6 +41,7 @@ COUNTED = (
     ("weight_gradient", "openmp"),
     ("int8_linear", "openmp"),
     ("quantized_convolution", "openmp"),
+    ("quantized_linear", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

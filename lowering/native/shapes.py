@@ -63,7 +63,13 @@ def _quantized_convolution(
     return out.movedim(-1, 1)
 
 
-# as in quantized_convolution.cpp
+def _quantized_linear(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> torch.Tensor:
+    result, *_, in_out = given[8:]
+    sizes = (*x.shape[:-1], weight.shape[1 if in_out else 0])
+    return x.new_empty(sizes, dtype=QUANTIZED_RESULTS[result])
+
+
+# as in quantized_layers.cpp
 QUANTIZED_RESULTS = (torch.uint8, torch.int8, torch.float32)
 
 
@@ -267,6 +273,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_gated_linear", _gated_linear)
     register_fake("kernel_dispatch::openmp_int8_linear", _int8_linear)
     register_fake("kernel_dispatch::openmp_quantized_convolution", _quantized_convolution)
+    register_fake("kernel_dispatch::openmp_quantized_linear", _quantized_linear)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::openmp_training_convolution", _training_convolution)

@@ -288,8 +288,7 @@ def _emit_convolution(graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue
 def _emit_linear(graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue) -> fx.Node:
     epilogue.steps.extend(match.steps)
     target = torch.ops.kernel_dispatch.mkldnn_quantized_linear.default
-    grid = (None, None) if match.grid.is_fixed else (match.grid.step, match.grid.zero)
-    arguments = (*match.tensors(), *grid, *_numbers(match), match.in_out)
+    arguments = (*match.tensors(), *match.found_grid(), *_numbers(match), match.in_out)
     return graph.call_function(target, arguments)
 
 

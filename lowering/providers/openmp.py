@@ -92,19 +92,25 @@ def _emit_quantized_convolution(
     graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue
 ) -> fx.Node:
     epilogue.steps.extend(match.steps)
-    act, (*spatial, groups) = match.activation, match.geometry
-    numbers = (ACTIVATIONS.index(act.name), float(act.a), float(act.b))
+    *spatial, groups = match.geometry
     return graph.call_function(
         torch.ops.kernel_dispatch.openmp_quantized_convolution.default,
-        (
-            *match.tensors(),
-            *match.grids(),
-            QUANTIZED_RESULTS.index(match.dtype),
-            *numbers,
-            *map(list, spatial),
-            groups,
-        ),
+        (*match.tensors(), *_of_quantized(match), *map(list, spatial), groups),
     )
+
+
+def _emit_quantized_linear(graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue) -> fx.Node:
+    epilogue.steps.extend(match.steps)
+    return graph.call_function(
+        torch.ops.kernel_dispatch.openmp_quantized_linear.default,
+        (*match.tensors(), *match.found_grid(), *_of_quantized(match), match.in_out),
+    )
+
+
+def _of_quantized(match: QuantizedLayer) -> tuple[Any, ...]:
+    act = match.activation
+    kind = QUANTIZED_RESULTS.index(match.dtype)
+    return *match.grids(), kind, ACTIVATIONS.index(act.name), float(act.a), float(act.b)
 
 
 def _refuses_quantized_convolution(match: QuantizedLayer) -> str:
@@ -113,11 +119,19 @@ def _refuses_quantized_convolution(match: QuantizedLayer) -> str:
     alone = inputs == 1 and outputs == groups
     if match.node.meta["val"].dim() != 4 or not (groups == 1 or alone):
         return "openmp takes images only, all channels in one group or each in its own"
-    assert match.grid.dtype is not None
+    return _refuses_quantized(match)
+
+
+def _refuses_quantized(match: QuantizedLayer) -> str:
+    if match.dtype not in QUANTIZED_RESULTS:
+        return "openmp gives bytes or float32"
+    if match.other is not None and match.other.meta["val"].dtype != match.dtype:
+        return "openmp adds what is of the result's own kind"
+    if match.grid.dtype is None or not match.grid.is_fixed:
+        return ""
     limits = torch.iinfo(match.grid.dtype)
-    if not limits.min <= match.grid.zero <= limits.max:  # type: ignore[operator]
-        return "the zero of its image is no byte"
-    return "" if match.dtype in QUANTIZED_RESULTS else "openmp gives bytes or float32"
+    within = limits.min <= match.grid.zero <= limits.max  # type: ignore[operator]
+    return "" if within else "the zero of its input is no byte"
 
 
 def _own(match: Convolution | TransposedConvolution) -> tuple[Any, ...]:
@@ -422,6 +436,9 @@ PROVIDER = Provider(
             _emit_quantized_convolution,
             refuses=_refuses_quantized_convolution,
             packed_element=lambda match: 1,
+        ),
+        "quantized_linear": RegionMaker(
+            _emit_quantized_linear, refuses=_refuses_quantized, packed_element=lambda match: 1
         ),
         "product": RegionMaker(_emit_product),
         "batch_norm": RegionMaker(_emit_batch_norm),

@@ -106,6 +106,10 @@ class QuantizedLayer:
         grids = (given, self.out, self.other_grid)
         return [step, *(one.step for one in grids)], [0, *(one.zero for one in grids)]
 
+    def found_grid(self) -> tuple[Any, Any]:
+        """Step and zero of the input, where they are found in each call."""
+        return (None, None) if self.grid.is_fixed else (self.grid.step, self.grid.zero)
+
     def work(self) -> Work:
         value = self.node.meta["val"]
         places = math.prod(hint(size) for size in value.shape) // max(1, self.outputs)

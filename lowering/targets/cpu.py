@@ -526,7 +526,7 @@ TARGET = Target(
             CapabilityRow(
                 "cpu",
                 "openmp",
-                "quantized_convolution",
+                f"quantized_{layer}",
                 Level.O2,
                 priority=85,
                 dtypes=frozenset({"uint8", "int8"}),
@@ -536,6 +536,7 @@ TARGET = Target(
                 "ResNet-50 takes 7.7 ms instead of 10.8, MobileNetV2 3.5 instead of 7.1 (measured: "
                 "2 cores of a Xeon 6, torch 2.13)",
             )
+            for layer in ("convolution", "linear")
             for feature in ("avx512_vnni", "avx_vnni")
         ),
         *(

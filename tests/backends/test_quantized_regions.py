@@ -132,7 +132,16 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-OURS = ("pointwise", "3x3", "3x3 with stride", "dilated", "depthwise", "first")
+OURS = (
+    "linear",
+    "linear of a matrix",
+    "pointwise",
+    "3x3",
+    "3x3 with stride",
+    "dilated",
+    "depthwise",
+    "first",
+)
 
 
 def region_of(layer: Layer) -> str:
@@ -178,7 +187,7 @@ def test_layers(name: str, place: str) -> None:
 @needs_vnni
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", ["linear", "pointwise", "3x3", "3x3 of ours"])
+@pytest.mark.parametrize("name", ["linear", "linear of ours", "pointwise", "3x3", "3x3 of ours"])
 def test_kinds_of_bytes_and_activations(name: str, activation: str, dtype: torch.dtype) -> None:
     make, shape = LAYERS[name.removesuffix(" of ours")]
     place = "O2 openmp" if name.endswith("ours") else "O1 mkldnn"
@@ -198,8 +207,6 @@ def test_kinds_of_bytes_and_activations(name: str, activation: str, dtype: torch
 @places("O2 mkldnn", "O2 openmp")
 def test_bytes_that_are_added(name: str, relu: bool, place: str) -> None:
     """They are not written into: the caller's are as they were."""
-    if place == "O2 openmp" and name not in OURS:
-        pytest.skip("not for the kernels of ours")
     make, shape = LAYERS[name]
     layer = make()
     x = drawn(layer, shape)
@@ -220,8 +227,6 @@ def test_bytes_that_are_added(name: str, relu: bool, place: str) -> None:
 @pytest.mark.parametrize("name", ["linear", "pointwise", "depthwise"])
 @places("O2 mkldnn", "O2 openmp")
 def test_results_that_stay_floats(name: str, place: str) -> None:
-    if place == "O2 openmp" and name not in OURS:
-        pytest.skip("not for the kernels of ours")
     make, shape = LAYERS[name]
     layer = make()
     x, other = drawn(layer, shape), torch.randn_like(layer(drawn(layer, shape)))
@@ -264,26 +269,28 @@ def test_a_step_for_the_whole_weight() -> None:
 
 
 @needs_vnni
-def test_grids_that_are_found_in_each_call() -> None:
+@places("O2 mkldnn", "O2 openmp")
+@pytest.mark.parametrize(("name", "regions"), [("linear", 1), ("pointwise", 0)])
+def test_grids_that_are_found_in_each_call(name: str, regions: int, place: str) -> None:
     """As dynamic quantisation has them, of linear layers only."""
     ops, limits = torch.ops.quantized_decomposed, (0, 255)
-    for name, regions in (("linear", 1), ("pointwise", 0)):
-        make, shape = LAYERS[name]
-        layer = make()
+    make, shape = LAYERS[name]
+    layer = make()
 
-        def model(x: Tensor, layer: Layer = layer) -> Tensor:
-            step, zero = ops.choose_qparams.tensor(x, *limits, 2**-12, torch.uint8)
-            given = ops.quantize_per_tensor.tensor(x, step, zero, *limits, torch.uint8)
-            return layer(ops.dequantize_per_tensor.tensor(given, step, zero, *limits, torch.uint8))
+    def model(x: Tensor) -> Tensor:
+        step, zero = ops.choose_qparams.tensor(x, *limits, 2**-12, torch.uint8)
+        given = ops.quantize_per_tensor.tensor(x, step, zero, *limits, torch.uint8)
+        return layer(ops.dequantize_per_tensor.tensor(given, step, zero, *limits, torch.uint8))
 
-        x = drawn(layer, shape)
-        compiled = compile_in("O2 mkldnn", model)
-        with torch.no_grad(), no_cached_graphs():
+    compiled = compile_in(place, model)
+    with torch.no_grad(), no_cached_graphs():
+        for factor in (1, 7):
+            x = drawn(layer, shape) * factor
             step, zero = ops.choose_qparams.tensor(x, *limits, 2**-12, torch.uint8)
             exact = layer(Grid(step.item(), int(zero))(x.double()))
             assert (compiled(x) - exact).abs().max() <= 1e-5 * exact.abs().max()
-        rows = [row[0] for row in region_rows(compiled)]
-        assert rows.count(region_of(layer)) == regions
+    rows = [row[:2] for row in region_rows(compiled)]
+    assert rows.count((region_of(layer), provider_at(place))) == regions
 
 
 @needs_vnni
@@ -409,7 +416,5 @@ def test_quantised_by_torchao(pt2e: Any, place: str) -> None:
         got, own = compiled(x), converted(x)
     assert (got - own).norm() <= 0.5 * (own - full).norm()
     provider = provider_at(place)
-    of_linear = [("quantized_linear", "mkldnn", 1, 1)] if provider == "mkldnn" else []
-    assert_regions(
-        compiled, ("quantized_convolution", provider, 4, 4), *of_linear, besides="linear"
-    )
+    layers = [("quantized_convolution", provider, 4, 4), ("quantized_linear", provider, 1, 1)]
+    assert_regions(compiled, *layers)

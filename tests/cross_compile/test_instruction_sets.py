@@ -14,7 +14,7 @@ pytestmark = pytest.mark.proof
 
 
 # march, what it needs of this CPU, which kernels: the generic code takes ten times as long.
-BYTES = ("int8_linear", "quantized_convolution")
+BYTES = ("int8_linear", "quantized_layers")
 SETS = {
     "AVX2": ("haswell", "avx2", ("linear", *BYTES, "convolution", "winograd", "attention")),
     "no AVX": ("x86-64-v2", "sse4_1", ("linear", *BYTES, "winograd")),

@@ -1,6 +1,6 @@
-"""openmp_quantized_convolution, called directly: bytes in, bytes or floats out.
+"""openmp_quantized_convolution and openmp_quantized_linear, called directly.
 
-quantize(act(conv(dequantize(x), dequantize(weight)) + bias + dequantize(other)))
+quantize(act(layer(dequantize(x), dequantize(weight)) + bias + dequantize(other)))
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def any_bytes(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randint(limits.min, limits.max + 1, shape, dtype=dtype)
 
 
-def check(problem: Problem) -> Tensor:
-    """Another byte than the nearest one only where two are equally near."""
+def check(problem: Problem) -> None:
     p, step = problem, 0.02
     images, inputs, outputs, *size = p.sizes
     outputs = inputs if p.alone else outputs
@@ -96,16 +95,20 @@ def check(problem: Problem) -> Tensor:
     )
     assert (got.shape, got.dtype) == (exact.shape, p.result), p
     assert got.is_contiguous(memory_format=torch.channels_last), p
-    if p.result not in BYTES:
-        assert (got - exact).abs().max() <= 2e-6 * exact.abs().max(), p
-        return got
-    limits = torch.iinfo(p.result)
+    compare(got, exact, unit, p)
+
+
+def compare(got: Tensor, exact: Tensor, unit: float, where: Any) -> None:
+    """Of a grid of this step whose zero is 3: another byte only where two are equally near."""
+    if got.dtype not in BYTES:
+        assert (got - exact).abs().max() <= 2e-6 * exact.abs().max(), where
+        return
+    limits = torch.iinfo(got.dtype)
     places = exact / unit
     wanted = (places.round() + 3).clamp(limits.min, limits.max)
     tie = ((places - places.floor()) - 0.5).abs() < 1e-3
-    assert (got.double() - wanted).abs().max() <= 1, p
-    assert torch.equal(got.double()[~tie], wanted[~tie]), p
-    return got
+    assert (got.double() - wanted).abs().max() <= 1, where
+    assert torch.equal(got.double()[~tie], wanted[~tie]), where
 
 
 def some_problem() -> Problem:
@@ -138,6 +141,33 @@ def test_any_convolution(seed: int) -> None:
     assert len(problems) > 4
     for problem in problems:
         check(problem)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("rows", [1, 3, 7, 40, 200])
+@pytest.mark.parametrize("in_out", [False, True])
+@pytest.mark.parametrize("found", [False, True], ids=["fixed", "found in each call"])
+def test_linear_layers(rows: int, in_out: bool, found: bool) -> None:
+    random.seed(rows)
+    for k, n in ((1, 5), (64, 33), (130, 64), (700, 200)):
+        for image, result in ((torch.uint8, torch.uint8), (torch.int8, torch.float32)):
+            x, weight = any_bytes(image, 2, rows, k), any_bytes(torch.int8, n, k)
+            steps, bias = torch.rand(n) * 0.01 + 0.002, torch.randn(n)
+            zero = random.randint(*((0, 255) if image is torch.uint8 else (-128, 127)))
+            grid = (torch.tensor(0.02), torch.tensor(zero)) if found else (None, None)
+            given = (1.0, 0) if found else (0.02, zero)
+            real = (weight.double() * steps.double()[:, None]).t()
+            exact = functional.relu((x.double() - zero) * 0.02 @ real + bias.double())
+            unit = float(exact.abs().max()) / 100 + 0.01
+            got = kernels().openmp_quantized_linear(
+                *(x, weight.t().contiguous() if in_out else weight, steps, None, bias, None, *grid),
+                *([1.0, given[0], unit, 1.0], [0, given[1], 3, 0]),
+                *(QUANTIZED_RESULTS.index(result), list(ACTIVATIONS).index("relu"), 0.0, 0.0),
+                in_out,
+            )
+            assert (got.shape, got.dtype) == ((2, rows, n), result)
+            # Steps are floats: their rounding is that of the double precision here.
+            compare(got, exact, unit, (k, n, image))
 
 
 PLAIN = Problem()
@@ -202,7 +232,7 @@ def test_many_callers() -> None:
         ({"x": torch.zeros(2, 16, 9, 9)}, "no convolution of bytes"),
         ({"zeros": [0, 300, 0, 0]}, "is 300"),
         ({"groups": 2}, "2 groups|no convolution of bytes"),
-        ({"other": torch.zeros(2, 8, 9, 9)}, "no such image"),
+        ({"other": torch.zeros(2, 8, 9, 9)}, "no such tensor"),
         ({"step": torch.ones(3)}, "steps for 8 outputs"),
         ({"bias": torch.ones(3)}, "numbers for 8 outputs"),
         ({"result": 5}, "kind 0 to 2"),
