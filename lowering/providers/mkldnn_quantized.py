@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lowering import direct_calls, observing
 from lowering.contract import RegionMaker
@@ -298,17 +299,38 @@ def _numbers(match: QuantizedLayer) -> tuple[Any, ...]:
 
 
 def _refuses_convolution(match: QuantizedLayer) -> str:
+    if not hasattr(torch.ops.onednn, "qconv_pointwise"):
+        return "this torch has no onednn::qconv_pointwise"
     if match.other is not None and match.node.meta["val"].dim() != 4:
         return "oneDNN adds to images only"
-    return "" if _has("qconv_pointwise") else "this torch has no onednn::qconv_pointwise"
+    signed = torch.int8 in (match.dtype, match.other_grid.dtype)
+    return _NO_SIGN if signed and not _has_signed_results() else ""
 
 
 def _refuses_linear(match: QuantizedLayer) -> str:
-    return "" if _has("qlinear_pointwise") else "this torch has no onednn::qlinear_pointwise"
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return "this torch has no onednn::qlinear_pointwise"
+    signed = torch.int8 in (match.dtype, match.grid.dtype, match.other_grid.dtype)
+    return _NO_SIGN if signed and not _has_signed_results() else ""
 
 
-def _has(name: str) -> bool:
-    return hasattr(torch.ops.onednn, name)
+_NO_SIGN = "bytes with a sign are not oneDNN's in this torch"
+
+
+@functools.cache
+def _has_signed_results() -> bool:
+    """Asked for bytes with a sign, torch 2.8 gives others without a word."""
+    ops = torch.ops.onednn
+    with _disable_current_modes(), torch.no_grad():
+        one = torch.ones(1)
+        try:
+            packed = ops.qlinear_prepack(torch.full((1, 4), 2, dtype=torch.int8), None)
+            row = torch.full((1, 4), -3, dtype=torch.int8)
+            layer = (row, 1.0, 0, packed, one, torch.zeros(1, dtype=torch.int32), None)
+            got = ops.qlinear_pointwise.default(*layer, 1.0, 0, torch.int8, "none", [], "")
+        except RuntimeError:
+            return False
+    return bool(got.dtype is torch.int8 and got.item() == -24)
 
 
 for name, compute, meta, varying, bind in (

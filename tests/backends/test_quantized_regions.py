@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from lowering import machine
+from lowering.providers import mkldnn_quantized
 from lowering.regions import quantized
 from tests.support.regions import (
     assert_regions,
@@ -192,6 +193,8 @@ def test_kinds_of_bytes_and_activations(name: str, activation: str, dtype: torch
     make, shape = LAYERS[name.removesuffix(" of ours")]
     place = "O2 openmp" if name.endswith("ours") else "O1 mkldnn"
     layer, act = make(), ACTIVATIONS[activation]
+    if dtype is torch.int8 and "mkldnn" in place and not mkldnn_quantized._has_signed_results():
+        pytest.skip("oneDNN's operators of this torch have no bytes with a sign")
     zero = 121 if dtype is torch.uint8 else -7
     before, after = Grid(0.02, zero, dtype), Grid(0.1, zero, dtype)
     x = drawn(layer, shape)
