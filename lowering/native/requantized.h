@@ -2,6 +2,7 @@
 // floats.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "epilogue.h"
@@ -138,8 +139,9 @@ static void requantize(const Requantized<Out>& of, Range rows) {
   float low = std::numeric_limits<Number>::min() - zero, high = std::numeric_limits<Number>::max() - zero;
   if constexpr (limits_only) {
     const Limits limits = of.e.limits();
-    low = to_bytes ? std::max(low, limits.low * unit) : limits.low;
-    high = to_bytes ? std::min(high, limits.high * unit) : limits.high;
+    const float least_of_grid = low, most_of_grid = high;
+    low = to_bytes ? std::clamp(limits.low * unit, least_of_grid, most_of_grid) : limits.low;
+    high = to_bytes ? std::clamp(limits.high * unit, least_of_grid, most_of_grid) : limits.high;
   }
   const vec least = splat(low), most = splat(high);
   const auto some = [&](int64_t i, int64_t j, auto count) __attribute__((always_inline)) {

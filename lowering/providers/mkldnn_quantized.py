@@ -60,6 +60,7 @@ def _one_convolution(
     name, numbers, algorithm = post_ops.of(activation, a, b)
     behind = (name, numbers, algorithm)
     (weight_step, in_step, out_step, other_step), (_, in_zero, out_zero, other_zero) = steps, zeros
+    lost = functools.cache(functools.partial(_loses_its_way, geometry))
 
     def convolution(
         input: Tensor,
@@ -78,7 +79,7 @@ def _one_convolution(
             return packed, its_step, its_zero
 
         packed = _packed(place, weight, step, zero, (weight_step, *at), pack)
-        if packed is None or not input.numel():
+        if packed is None or not input.numel() or lost(image.shape[2:], weight.shape[2:]):
             observing.region_ran("quantized_convolution", "eager")
             run = getattr(functional, f"conv{weight.dim() - 2}d")
             compute = functools.partial(run, stride=stride, padding=padding, dilation=dilation)
@@ -86,7 +87,7 @@ def _one_convolution(
             out = _plainly(compute, locals(), steps, zeros, dtype, (activation, a, b))
             return _channels_last(out)
         observing.region_ran("quantized_convolution", "mkldnn")
-        bias = bias if bias is None else bias.float()
+        bias = bias if bias is None else bias.float().contiguous()
         layer = (image, in_step, image_zero, *packed)
         to = (bias, stride, padding, dilation, groups, out_step, out_zero, dtype)
         if other is None:
@@ -98,6 +99,20 @@ def _one_convolution(
         return result  # noqa: RET504  (typed)
 
     return convolution
+
+
+def _loses_its_way(geometry: Sequence[Any], sizes: Sequence[int], kernel: Sequence[int]) -> bool:
+    """oneDNN gives anything, or ends the process, where a stride leads to a single output, or some
+    output has no tap within the image (3.12, found by trying thousands of geometries)."""
+    for size, taps, stride, padding, dilation in zip(sizes, kernel, *geometry[:3], strict=True):
+        outputs = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+        starts = range(-padding, outputs * stride - padding, stride)
+        within = (
+            any(0 <= start + tap * dilation < size for tap in range(taps)) for start in starts
+        )
+        if (outputs == 1 and stride > 1) or not all(within):
+            return True
+    return False
 
 
 def _unsigned(image: Tensor, zero: int) -> tuple[Tensor, int]:
@@ -194,7 +209,7 @@ def _one_linear(
             layer = (layer[0], input_step, input_zero, *packed)
             way = "tensor" if other is None else "binary_tensor"
         run = getattr(ops.qlinear_pointwise, way)
-        bias = bias if bias is None else bias.float()
+        bias = bias if bias is None else bias.float().contiguous()
         if other is None:
             result: Tensor = run(*layer, bias, *to, *behind)
             return result
@@ -301,8 +316,6 @@ def _numbers(match: QuantizedLayer) -> tuple[Any, ...]:
 def _refuses_convolution(match: QuantizedLayer) -> str:
     if not hasattr(torch.ops.onednn, "qconv_pointwise"):
         return "this torch has no onednn::qconv_pointwise"
-    if match.other is not None and match.node.meta["val"].dim() != 4:
-        return "oneDNN adds to images only"
     signed = torch.int8 in (match.dtype, match.other_grid.dtype)
     return _NO_SIGN if signed and not _has_signed_results() else ""
 

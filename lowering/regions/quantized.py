@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 from lowering.capability import Work
-from lowering.graphs import hint, only_user, same_sizes
+from lowering.graphs import call, hint, only_user, same_sizes
 from lowering.profile import gemm_shape
 from lowering.regions.epilogue import NONE, Activation, activation_of
-from lowering.regions.flattened import in_full_rank
+from lowering.regions.flattened import VIEWS, in_full_rank
 from lowering.regions.weights import Stays, transposed_from, under_cast
 
 aten = torch.ops.aten
@@ -57,6 +57,7 @@ class Takes:
 
     activations: frozenset[str]
     behind_a_sum: frozenset[str]
+    adds: bool  # another tensor
     floats_to_bytes: bool  # does it add floats to what then becomes bytes?
 
 
@@ -174,8 +175,21 @@ def finished(match: QuantizedLayer, takes: Takes) -> QuantizedLayer | None:
     if match.products > _MOST_PRODUCTS or match.dtype not in FLOATS:
         return None
     whole = with_what_follows(match, takes)
-    found = read(under_cast(whole.input))
+    found = read(under_cast(whole.input)) or _read_under_view(whole.input)
     return None if found is None else replace(whole, input=found[0], grid=found[1])
+
+
+def _read_under_view(node: Any) -> tuple[fx.Node, Grid] | None:
+    """The bytes of a view, where a linear layer reads flattened rows and nothing turns it back."""
+    under = node
+    while isinstance(under, fx.Node) and under.target in VIEWS:
+        under = under_cast(under.args[0])
+    found = read(under) if under is not node else None
+    if found is None:
+        return None
+    bytes_, grid = found
+    with node.graph.inserting_before(node):
+        return call(node.graph, aten.reshape.default, bytes_, node.args[1]), grid
 
 
 # --- what follows ---------------------------------------------------------------------------------
@@ -187,7 +201,8 @@ def with_what_follows(match: QuantizedLayer, takes: Takes) -> QuantizedLayer:
     whole: QuantizedLayer = match
     grown: QuantizedLayer | None = match
     while grown is not None:
-        match = grown if grown.geometry else in_full_rank(grown)
+        as_it_is = grown.geometry or grown.other is not None  # which has the shape of `node`
+        match = grown if as_it_is else in_full_rank(grown)
         if _may_end(match, takes):
             whole = match
         user = only_user(match.node)
@@ -215,10 +230,12 @@ def _one_step(match: QuantizedLayer, user: fx.Node, takes: Takes) -> QuantizedLa
     if match.activation is not NONE or user.meta["val"].dtype not in FLOATS:
         return None
     if user.target is aten.add.Tensor and match.other is None:
-        return _with_other(match, grown)
+        return _with_other(match, grown) if takes.adds else None
     activation = activation_of(user)
     known = takes.activations if match.other is None else takes.behind_a_sum
     if activation is None or activation.name not in known or user.args[0] is not match.node:
+        return None
+    if activation.name == "clamp" and activation.a > activation.b:
         return None
     return replace(grown, activation=activation, steps=(*match.steps, activation.name))
 

@@ -17,10 +17,11 @@ aten = torch.ops.aten
 _IMAGES = Takes(
     activations=frozenset({"relu", "clamp", "hardswish", "silu"}),
     behind_a_sum=frozenset({"relu"}),
+    adds=True,
     floats_to_bytes=False,
 )
-_LINES = replace(_IMAGES, activations=frozenset({"relu"}))
-_VOLUMES = replace(_IMAGES, activations=frozenset(), behind_a_sum=frozenset())
+_LINES = replace(_IMAGES, activations=frozenset({"relu"}), adds=False)
+_VOLUMES = replace(_LINES, activations=frozenset())
 _TAKES = {1: _LINES, 2: _IMAGES, 3: _VOLUMES}
 
 

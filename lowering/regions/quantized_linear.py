@@ -18,6 +18,7 @@ _ROWS = Takes(
         {"relu", "clamp", "hardswish", "silu", "gelu_erf", "gelu_tanh", "leaky_relu", "tanh"}
     ),
     behind_a_sum=frozenset({"relu"}),
+    adds=True,
     floats_to_bytes=True,
 )
 

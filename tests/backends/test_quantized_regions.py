@@ -345,6 +345,104 @@ def test_sizes_that_change_and_none() -> None:
 
 
 @needs_vnni
+@places("O1 mkldnn", "O2 openmp")
+def test_limits_beyond_the_grid(place: str) -> None:
+    """All of a result is one end of its bytes then."""
+    for name in ("linear", "pointwise", "depthwise"):
+        make, shape = LAYERS[name]
+        layer = make()
+        for low, high in ((-10.0, -5.0), (70.0, 90.0)):
+
+            def model(
+                x: Tensor, layer: Any = layer, low: float = low, high: float = high
+            ) -> Tensor:
+                return Grid(0.05, 0).write(functional.hardtanh(layer(IN(x)), low, high))
+
+            x = drawn(layer, shape)
+            with torch.no_grad(), no_cached_graphs():
+                got = compile_in(place, model)(x)
+            assert torch.equal(got, model(x))
+
+
+@needs_vnni
+def test_a_bias_with_gaps() -> None:
+    layer = Layer(16, 24, 3, 2)
+    x, wide = drawn(layer, (1, 16, 9, 9)), torch.randn(48)
+    for bias in (wide[:1].expand(24), wide[::2]):
+        run = lambda x, weight, bias: functional.conv2d(x, weight, bias, padding=1)  # noqa: E731
+        compiled = compile_in("O1 mkldnn", lambda x, b: run(IN(x), layer.read(x.dtype), b))  # noqa: B023
+        with torch.no_grad(), no_cached_graphs():
+            got = compiled(x, bias)
+            exact = run(IN(x.double()), layer.read(torch.float64), bias.double())
+        assert (got - exact).abs().max() <= 1e-6 * exact.abs().max()
+        assert_regions(compiled, ("quantized_convolution", "mkldnn", 1, 1))
+
+
+@needs_vnni
+@places("O1 mkldnn", "O2 openmp")
+def test_views_around_what_is_added(place: str) -> None:
+    layer, x = Layer(48, 40, 1, 0), torch.randn(14, 48)
+    other, floats = OTHER.write(torch.randn(2, 7, 40)), torch.randn(2, 7, 40)
+
+    def bytes_behind(x: Tensor, read: Any) -> Tensor:
+        y = layer(IN(x).view(2, 7, 48)) + read(other, x.dtype)
+        return OUT.write(functional.relu(y).view(14, 40))
+
+    def floats_behind(x: Tensor, _: Any) -> Tensor:
+        return functional.relu(layer(IN(x).view(2, 7, 48)) + floats.to(x.dtype)).view(14, 40)
+
+    def others_rank(x: Tensor, _: Any) -> Tensor:
+        y = functional.linear(IN(x).reshape(-1, 48), layer.read(x.dtype), layer.bias.to(x.dtype))
+        return OUT.write((y + floats.view(14, 40).to(x.dtype)).reshape(2, 7, 40))
+
+    def flattened(x: Tensor, _: Any) -> Tensor:
+        return layer(IN(x).view(7, 2, 4, 12).flatten(0, 1).flatten(1))
+
+    for function in (bytes_behind, floats_behind, others_rank, flattened):
+        compiled = compile_in(place, function)
+        with torch.no_grad(), no_cached_graphs():
+            got, exact = compiled(x, OTHER.read), function(x.double(), OTHER.read)
+        assert got.shape == exact.shape
+        if got.dtype is torch.uint8:
+            assert (got.double() - exact.double()).abs().max() <= 1
+        else:
+            assert (got - exact).abs().max() <= 1e-6 * exact.abs().max()
+        assert_regions(compiled, ("quantized_linear", provider_at(place), 1, 1), besides="linear")
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    ("shape", "size", "how"),
+    [
+        ((3, 8, 2), (9, 2), {"padding": 0, "stride": (1, 3)}),
+        (
+            (6, 16, 2),
+            (10, 2),
+            {"padding": (1, 0), "stride": (1, 3), "dilation": (2, 1), "groups": 2},
+        ),
+        (
+            (32, 4, 1),
+            (7, 2),
+            {"padding": (1, 1), "stride": (1, 2), "dilation": (3, 3), "groups": 2},
+        ),
+    ],
+)
+def test_images_in_which_onednn_loses_its_way(
+    shape: tuple[int, int, int], size: tuple[int, int], how: dict[str, Any]
+) -> None:
+    """Narrower than the stride, or with outputs that see nothing of the image."""
+    inputs, outputs, kernel = shape
+    layer = Layer(inputs, outputs, kernel, 2, **how)
+    x = drawn(layer, (1, inputs, *size))
+    compiled = compile_in("O1 mkldnn", lambda x: layer(IN(x)))
+    with torch.no_grad(), no_cached_graphs():
+        got, exact = compiled(x), layer(IN(x.double()))
+    assert (got - exact).abs().max() <= 1e-5 * exact.abs().max()
+    runs = {row[1]: row[3] for row in region_rows(compiled)}
+    assert runs == {"mkldnn": 0, "eager": 1}
+
+
+@needs_vnni
 def test_a_weight_that_changes() -> None:
     layer = Layer(16, 24, 3, 2)
     x = drawn(layer, (1, 16, 9, 9))

@@ -204,6 +204,17 @@ def test_region_rows(
     assert found.as_dict()["regions"] == sorted(rows | inductors)
 
 
+@pytest.mark.parametrize("feature", ["avx512_vnni", "avx_vnni"])
+def test_layers_between_bytes_need_vnni(feature: str) -> None:
+    layers = {"quantized_convolution", "quantized_linear"}
+    features = ["intel", "avx2", feature]
+    for level, provider in (("O1", "mkldnn"), ("O2", "openmp")):
+        for where, wanted in ((machine("cpu", cpu={"features": features}), layers), (EPYC, set())):
+            found = plan(facts(), settings(level=level), where).as_dict()["regions"]
+            of_provider = {row.partition(":")[0] for row in found if row.endswith(f":{provider}")}
+            assert of_provider & layers == wanted
+
+
 def test_a_region_row_that_was_refused_says_why() -> None:
     """An answer for each row of the provider that does not fit."""
     refused = plan(facts(), settings(), CPU_ONLY)
@@ -212,10 +223,11 @@ def test_a_region_row_that_was_refused_says_why() -> None:
     assert rejected(unwanted, "cpu", "mkldnn").count("provider-disabled") == len(rows_of("mkldnn"))
     training = plan(facts(training=True), settings(), machine("cpu", cpu=ZEN4))
     for_inference = [row for row in rows_of("openmp") if not row.training]
-    of_intels = sum(bool(row.features & {"amx_bf16", "amx_fp16"}) for row in for_inference)
+    lacking = {"amx_bf16", "amx_fp16", "avx512_vnni", "avx_vnni"}
+    of_others = sum(bool(row.features & lacking) for row in for_inference)
     assert Counter(rejected(training, "cpu", "openmp")) == {
         "training-unsupported": len(for_inference),
-        "arch-unsupported": of_intels,
+        "arch-unsupported": of_others,
     }
 
 
