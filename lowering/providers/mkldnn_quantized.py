@@ -78,8 +78,10 @@ def _one_convolution(
             packed = ops.qconv_prepack(weight.detach(), its_step, *at, list(image.shape))
             return packed, its_step, its_zero
 
-        packed = _packed(place, weight, step, zero, (weight_step, *at), pack)
-        if packed is None or not input.numel() or lost(image.shape[2:], weight.shape[2:]):
+        packed = None
+        if input.numel() and not lost(image.shape[2:], weight.shape[2:]):
+            packed = _packed(place, weight, step, zero, (weight_step, *at), pack)
+        if packed is None:
             observing.region_ran("quantized_convolution", "eager")
             run = getattr(functional, f"conv{weight.dim() - 2}d")
             compute = functools.partial(run, stride=stride, padding=padding, dilation=dilation)
@@ -102,15 +104,17 @@ def _one_convolution(
 
 
 def _loses_its_way(geometry: Sequence[Any], sizes: Sequence[int], kernel: Sequence[int]) -> bool:
-    """oneDNN gives anything, or ends the process, where a stride leads to a single output, or some
-    output has no tap within the image (3.12, found by trying thousands of geometries)."""
+    """oneDNN gives anything, or ends the process, where a stride leads to a single output, some
+    output has no tap within the image, or the kernel is larger than a volume (3.12, found by trying
+    thousands of geometries)."""
     for size, taps, stride, padding, dilation in zip(sizes, kernel, *geometry[:3], strict=True):
         outputs = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
         starts = range(-padding, outputs * stride - padding, stride)
         within = (
             any(0 <= start + tap * dilation < size for tap in range(taps)) for start in starts
         )
-        if (outputs == 1 and stride > 1) or not all(within):
+        larger = len(sizes) == 3 and dilation * (taps - 1) >= size
+        if larger or (outputs == 1 and stride > 1) or not all(within):
             return True
     return False
 
@@ -272,7 +276,8 @@ def _plainly(
     dtype: torch.dtype,
     activation: tuple[str, float, float],
 ) -> Tensor:
-    """What the model says, in floats."""
+    """What the model says, in double precision: of those geometries, oneDNN's convolutions of
+    floats end the process, too."""
     weight, other = given["weight"], given["other"]
     in_step, in_zero = given.get("input_step"), given.get("input_zero")
     x = _read(given["input"], *((steps[1], zeros[1]) if in_step is None else (in_step, in_zero)))
@@ -281,7 +286,7 @@ def _plainly(
     step = steps[0] if step is None else step.reshape(by_output)
     zero = 0 if zero is None else zero.reshape(by_output)
     bias = given["bias"]
-    out = compute(x, _read(weight, step, zero), None if bias is None else bias.float())
+    out = compute(x, _read(weight, step, zero), None if bias is None else bias.double())
     if other is not None:
         out = out + (_read(other, steps[3], zeros[3]) if other.dtype in BYTES else other)
     out = post_ops.activated(out, *activation)
@@ -292,7 +297,7 @@ def _plainly(
 
 
 def _read(numbers: Tensor, step: Any, zero: Any) -> Tensor:
-    return ((numbers.float() - zero) * step).float()
+    return (numbers.double() - zero) * step
 
 
 def _emit_convolution(graph: fx.Graph, match: QuantizedLayer, epilogue: Epilogue) -> fx.Node:
