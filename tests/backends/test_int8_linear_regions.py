@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from lowering.native import library
+from tests.support import torchao
 from tests.support.numerics import assert_contract
 from tests.support.regions import (
     assert_regions,
@@ -342,16 +339,7 @@ class Block(nn.Module):
 
 @pytest.fixture
 def quantization(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torchao's, from where the Makefile puts it; made for the torch of this version only."""
-    folder = Path(sys.prefix) / "torchao"
-    if not folder.is_dir():
-        pytest.skip(f"no torchao in {folder}")
-    if not torch.__version__.startswith("2.13."):
-        pytest.skip("it is made for torch 2.13")
-    monkeypatch.syspath_prepend(str(folder))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module("torchao.quantization")
+    return torchao.module("quantization", monkeypatch)
 
 
 CONFIGS = ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"]

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +13,7 @@ from torch.nn import functional
 from lowering import machine
 from lowering.providers import mkldnn_quantized
 from lowering.regions import quantized
+from tests.support import torchao
 from tests.support.regions import (
     assert_regions,
     compile_in,
@@ -486,33 +482,21 @@ class Network(nn.Module):
         return self.last(x.mean((2, 3)))
 
 
-@pytest.fixture
-def pt2e(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """torchao's, from where the Makefile puts it; made for the torch of this version only."""
-    folder = Path(sys.prefix) / "torchao"
-    if not folder.is_dir():
-        pytest.skip(f"no torchao in {folder}")
-    if not torch.__version__.startswith("2.13."):
-        pytest.skip("it is made for torch 2.13")
-    monkeypatch.syspath_prepend(str(folder))
-    # Importing the quantiser hangs a pass of its own into Inductor, for good.
-    with torch._inductor.config.patch(pre_grad_custom_pass=None), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
-
-
 @needs_vnni
 @places()
-def test_quantised_by_torchao(pt2e: Any, place: str) -> None:
-    x86 = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+def test_quantised_by_torchao(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = torchao.module("quantization.pt2e.quantize_pt2e", monkeypatch)
     model, x = Network().eval(), torch.randn(2, 3, 32, 32)
-    with torch.no_grad(), no_cached_graphs():
+    # Importing the quantiser hangs a pass of its own into Inductor, for good.
+    passes = torch._inductor.config.patch(pre_grad_custom_pass=None)
+    with passes, torch.no_grad(), no_cached_graphs():
+        x86 = torchao.module("quantization.pt2e.quantizer.x86_inductor_quantizer", monkeypatch)
         full = model(x)
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
-        prepared = pt2e.prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+        prepared = flow.prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
         prepared(x)
-        converted = pt2e.convert_pt2e(prepared)
+        converted = flow.convert_pt2e(prepared)
         compiled = compile_in(place, converted)
         got, own = compiled(x), converted(x)
     assert (got - own).norm() <= 0.5 * (own - full).norm()
