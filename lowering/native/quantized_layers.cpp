@@ -77,19 +77,28 @@ void check(const Tensor& x, const Tensor& bias, const Grids& grids, int64_t outp
 
 // A height or a width of the result.
 int64_t size_of(int64_t size, int64_t taps, int64_t stride, int64_t padding, int64_t dilation) {
-  return (size + 2 * padding - dilation * (taps - 1) - 1) / stride + 1;
+  const int64_t beyond = size + 2 * padding - dilation * (taps - 1) - 1;
+  TORCH_CHECK(beyond >= 0, "a kernel of ", taps, " does not fit into an image of ", size);
+  return beyond / stride + 1;
 }
 
 ConvShape shape_of(const Tensor& x, const Tensor& weight, at::IntArrayRef stride,
                    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
-  const auto size = [&](size_t i) {
-    const auto dim = static_cast<int64_t>(i) + 2;
-    return size_of(x.size(dim), weight.size(dim), stride[i], padding[i], dilation[i]);
-  };
-  const int64_t ci = x.size(1), co = weight.size(0);
-  return {x.size(0),  x.size(2),  x.size(3),   ci,          co,     weight.size(2),
-          weight.size(3), stride[0], stride[1], padding[0], padding[1], dilation[0],
-          dilation[1], groups,    size(0),     size(1),     ci,     co};
+  ConvShape s{};
+  s.n = x.size(0), s.h = x.size(2), s.w = x.size(3);
+  s.ci = s.ldx = x.size(1), s.co = s.ldy = weight.size(0), s.groups = groups;
+  s.kh = weight.size(2), s.sh = stride[0], s.ph = padding[0], s.dh = dilation[0];
+  s.kw = weight.size(3), s.sw = stride[1], s.pw = padding[1], s.dw = dilation[1];
+  s.oh = size_of(s.h, s.kh, s.sh, s.ph, s.dh), s.ow = size_of(s.w, s.kw, s.sw, s.pw, s.dw);
+  return s;
+}
+
+// Rows are images of one pixel.
+ConvShape shape_of_rows(int64_t rows, int64_t inputs, int64_t outputs) {
+  ConvShape s{};
+  s.n = rows, s.ci = s.ldx = inputs, s.co = s.ldy = outputs;
+  s.h = s.w = s.kh = s.kw = s.sh = s.sw = s.dh = s.dw = s.groups = s.oh = s.ow = 1;
+  return s;
 }
 
 void check_images(const Tensor& x, const Tensor& weight, at::ArrayRef<at::IntArrayRef> geometry,
@@ -185,7 +194,6 @@ Tensor quantized_convolution(const Tensor& x, const Tensor& weight, const Option
   check_images(x, weight, {stride, padding, dilation}, groups);
   check(x, shift, grids, weight.size(0));
   const ConvShape s = shape_of(x, weight, stride, padding, dilation, groups);
-  TORCH_CHECK(s.oh >= 0 && s.ow >= 0, "a kernel of ", weight.sizes(), " is larger than ", x.sizes());
   Tensor out = at::empty({s.n, s.co, s.oh, s.ow},
                          x.options().dtype(result_of(result)).memory_format(kLast));
   const Tensor added = beside(other, out, kLast);
@@ -199,7 +207,7 @@ Tensor quantized_convolution(const Tensor& x, const Tensor& weight, const Option
   return out;
 }
 
-// Rows are images of one pixel. `input_step`, `input_zero`: of rows whose grid is found in each call.
+// `input_step`, `input_zero`: of rows whose grid is found in each call.
 Tensor quantized_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& step,
                         const OptionalTensor& zero, const OptionalTensor& bias,
                         const OptionalTensor& other, const OptionalTensor& input_step,
@@ -219,7 +227,7 @@ Tensor quantized_linear(const Tensor& x, const Tensor& weight, const OptionalTen
   Tensor out = at::empty(sizes, x.options().dtype(result_of(result)));
   const Tensor added = beside(other, out, at::MemoryFormat::Contiguous);
   if (out.numel() == 0) return out;
-  const ConvShape s{m, 1, 1, k, n, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, k, n};
+  const ConvShape s = shape_of_rows(m, k, n);
   const PackedPtr packed = packed_bytes(weight, or_undefined(step), or_undefined(zero), s,
                                         in_out ? Stored::in_out : Stored::out_in);
   compute({s, packed, x.contiguous(), shift, added, grids, static_cast<Act>(act), static_cast<float>(a),

@@ -237,6 +237,7 @@ def test_many_callers() -> None:
         ({"bias": torch.ones(3)}, "numbers for 8 outputs"),
         ({"result": 5}, "kind 0 to 2"),
         ({"stride": [1]}, "two dimensions"),
+        ({"x": any_bytes(torch.uint8, 2, 16, 1, 9), "padding": [0, 0]}, "does not fit"),
     ],
 )
 def test_mistakes_are_refused(change: dict[str, Any], says: str) -> None:
