@@ -39,28 +39,18 @@ def _int8_linear(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> torch.Te
 INT8_RESULTS = (torch.float32, torch.bfloat16, torch.float16)  # as in int8_linear.cpp
 
 
-def _quantized_convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    step: Optional,
-    zero: Optional,
-    bias: Optional,
-    other: Optional,
-    steps: Sequence[float],
-    zeros: Sequence[int],
-    result: int,
-    act: int,
-    a: float,
-    b: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Sequence[int]], dtype: torch.dtype
 ) -> torch.Tensor:
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    """An image channels last. `geometry`: stride, padding, dilation."""
+    sizes = zip(x.shape[2:], weight.shape[2:], *geometry, strict=True)
     spatial = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
-    out = x.new_empty((x.shape[0], *spatial, weight.shape[0]), dtype=QUANTIZED_RESULTS[result])
-    return out.movedim(-1, 1)
+    return x.new_empty((x.shape[0], *spatial, weight.shape[0]), dtype=dtype).movedim(-1, 1)
+
+
+def _quantized_convolution(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> torch.Tensor:
+    result, *_, stride, padding, dilation, _ = given[6:]
+    return convolved(x, weight, (stride, padding, dilation), QUANTIZED_RESULTS[result])
 
 
 def _quantized_linear(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> torch.Tensor:

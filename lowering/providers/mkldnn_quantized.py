@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowering import direct_calls, observing
 from lowering.contract import RegionMaker
+from lowering.native.shapes import convolved
 from lowering.packing import PackedWeights, Place, out_in
 from lowering.providers import post_ops
 from lowering.regions.epilogue import Epilogue
@@ -60,7 +61,7 @@ def _one_convolution(
     name, numbers, algorithm = post_ops.of(activation, a, b)
     behind = (name, numbers, algorithm)
     (weight_step, in_step, out_step, other_step), (_, in_zero, out_zero, other_zero) = steps, zeros
-    lost = functools.cache(functools.partial(_loses_its_way, geometry))
+    lost = functools.lru_cache(64)(functools.partial(_loses_its_way, geometry))
 
     def convolution(
         input: Tensor,
@@ -74,7 +75,7 @@ def _one_convolution(
         at = (in_step, image_zero, stride, padding, dilation, groups)
 
         def pack() -> Any:
-            its_step, its_zero = _steps(weight, step, weight_step), _zeros(weight)
+            its_step, its_zero = _steps(step, weight_step), _zeros(weight)
             packed = ops.qconv_prepack(weight.detach(), its_step, *at, list(image.shape))
             return packed, its_step, its_zero
 
@@ -86,8 +87,8 @@ def _one_convolution(
             run = getattr(functional, f"conv{weight.dim() - 2}d")
             compute = functools.partial(run, stride=stride, padding=padding, dilation=dilation)
             compute = functools.partial(compute, groups=groups)
-            out = _plainly(compute, locals(), steps, zeros, dtype, (activation, a, b))
-            return _channels_last(out)
+            given = _Given(input, weight, step, zero, bias, other)
+            return _channels_last(_plainly(compute, given, steps, zeros, dtype, (activation, a, b)))
         observing.region_ran("quantized_convolution", "mkldnn")
         bias = bias if bias is None else bias.float().contiguous()
         layer = (image, in_step, image_zero, *packed)
@@ -141,28 +142,9 @@ def _convolution(*given: Any) -> Tensor:
 _every_convolution = functools.cache(_one_convolution)
 
 
-def _convolution_meta(
-    input: Tensor,
-    weight: Tensor,
-    step: Tensor | None,
-    zero: Tensor | None,
-    bias: Tensor | None,
-    other: Tensor | None,
-    steps: Sequence[float],
-    zeros: Sequence[int],
-    dtype: torch.dtype,
-    activation: str,
-    a: float,
-    b: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    sizes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    spatial = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
-    out = input.new_empty((input.shape[0], *spatial, weight.shape[0]), dtype=dtype)
-    return out.movedim(-1, 1)
+def _convolution_meta(input: Tensor, weight: Tensor, *given: Any) -> Tensor:
+    dtype, *_, stride, padding, dilation, _ = given[6:]
+    return convolved(input, weight, (stride, padding, dilation), dtype)
 
 
 # --- linear ---------------------------------------------------------------------------------------
@@ -197,15 +179,15 @@ def _one_linear(
         def pack() -> Any:
             plain = out_in(weight.detach(), in_out).contiguous()
             packed = ops.qlinear_prepack(plain, None)
-            return packed, _steps(plain, step, weight_step), _zeros(plain)
+            return packed, _steps(step, weight_step), _zeros(plain)
 
         packed = _packed(place, weight, step, zero, ("linear", weight_step, in_out), pack)
         if packed is None or not input.numel():
             observing.region_ran("quantized_linear", "eager")
-            weight = out_in(weight, in_out)
-            return _plainly(
-                functional.linear, locals(), steps, zeros, dtype, (activation, a, b)
-            ).contiguous()
+            matrix = out_in(weight, in_out)
+            given = _Given(input, matrix, step, zero, bias, other, input_step, input_zero)
+            compute = functional.linear
+            return _plainly(compute, given, steps, zeros, dtype, (activation, a, b)).contiguous()
         observing.region_ran("quantized_linear", "mkldnn")
         layer = (input.contiguous(), in_step, in_zero, *packed)
         way = "default" if other is None else "binary"
@@ -260,7 +242,7 @@ def _packed(
     return place.get(parts, recipe, make)
 
 
-def _steps(weight: Tensor, step: Tensor | None, for_all: float) -> Tensor:
+def _steps(step: Tensor | None, for_all: float) -> Tensor:
     return torch.tensor([for_all]) if step is None else step.detach().float().contiguous()
 
 
@@ -268,9 +250,22 @@ def _zeros(weight: Tensor) -> Tensor:
     return torch.zeros(weight.shape[0], dtype=torch.int32)
 
 
+class _Given(NamedTuple):
+    """The tensors of a call."""
+
+    input: Tensor
+    weight: Tensor
+    step: Tensor | None
+    zero: Tensor | None
+    bias: Tensor | None
+    other: Tensor | None
+    input_step: Tensor | None = None
+    input_zero: Tensor | None = None
+
+
 def _plainly(
     compute: Callable[..., Tensor],
-    given: dict[str, Any],
+    given: _Given,
     steps: Sequence[float],
     zeros: Sequence[int],
     dtype: torch.dtype,
@@ -278,14 +273,12 @@ def _plainly(
 ) -> Tensor:
     """What the model says, in double precision: of those geometries, oneDNN's convolutions of
     floats end the process, too."""
-    weight, other = given["weight"], given["other"]
-    in_step, in_zero = given.get("input_step"), given.get("input_zero")
-    x = _read(given["input"], *((steps[1], zeros[1]) if in_step is None else (in_step, in_zero)))
+    weight, bias, other = given.weight, given.bias, given.other
+    found = given.input_step is not None
+    x = _read(given.input, *(given[6:] if found else (steps[1], zeros[1])))
     by_output = (-1, *[1] * (weight.dim() - 1))
-    step, zero = given["step"], given["zero"]
-    step = steps[0] if step is None else step.reshape(by_output)
-    zero = 0 if zero is None else zero.reshape(by_output)
-    bias = given["bias"]
+    step = steps[0] if given.step is None else given.step.reshape(by_output)
+    zero = 0 if given.zero is None else given.zero.reshape(by_output)
     out = compute(x, _read(weight, step, zero), None if bias is None else bias.double())
     if other is not None:
         out = out + (_read(other, steps[3], zeros[3]) if other.dtype in BYTES else other)
