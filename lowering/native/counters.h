@@ -22,6 +22,7 @@ enum Region : int {
   kInt8Linear,
   kQuantizedConvolution,
   kQuantizedLinear,
+  kGroupedLinear,
   kRegions
 };
 

@@ -42,6 +42,7 @@ COUNTED = (
     ("int8_linear", "openmp"),
     ("quantized_convolution", "openmp"),
     ("quantized_linear", "openmp"),
+    ("grouped_linear", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

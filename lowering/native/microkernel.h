@@ -148,7 +148,7 @@ struct Sums {
     const int64_t whole = depth * left.runs;
     int64_t of_run = depth - done;
     for (int64_t p = done; p < whole; p++, b += b_step) {
-      if (rows > 2 && width > 2) {
+      if (rows > 2 && width > 1) {
         __builtin_prefetch(ahead.from, 0, 2);
         ahead.from += ahead.step;
       }

@@ -63,6 +63,24 @@ def _quantized_linear(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> tor
 QUANTIZED_RESULTS = (torch.uint8, torch.int8, torch.float32)
 
 
+def _grouped_linear(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    ends: torch.Tensor,
+    in_out: bool,
+    gate: int,
+    *_: object,
+) -> torch.Tensor:
+    outputs = weight.shape[2 if in_out else 1]
+    return rows.new_empty((rows.shape[0], outputs // 2 if gate else outputs))
+
+
+def _gathered_linear(
+    rows: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor, in_out: bool
+) -> torch.Tensor:
+    return rows.new_empty((chosen.shape[0], weight.shape[2 if in_out else 1]))
+
+
 def mkl_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: Optional, in_out: bool = False
 ) -> torch.Tensor:
@@ -264,6 +282,8 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_int8_linear", _int8_linear)
     register_fake("kernel_dispatch::openmp_quantized_convolution", _quantized_convolution)
     register_fake("kernel_dispatch::openmp_quantized_linear", _quantized_linear)
+    register_fake("kernel_dispatch::openmp_grouped_linear", _grouped_linear)
+    register_fake("kernel_dispatch::openmp_gathered_linear", _gathered_linear)
     register_fake("kernel_dispatch::openmp_convolution", _convolution)
     register_fake("kernel_dispatch::openmp_convolutions", _convolutions)
     register_fake("kernel_dispatch::openmp_training_convolution", _training_convolution)

@@ -25,7 +25,9 @@ from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.calls import value_of
 from lowering.regions.convolution import LONGEST_CHAIN, Convolution
 from lowering.regions.epilogue import ACTIVATIONS, Abilities, Epilogue
+from lowering.regions.gathered_weights import Gathered
 from lowering.regions.group_norm import GroupNorm
+from lowering.regions.grouped_linear import GroupedLinear
 from lowering.regions.int8_linear import Int8Linear
 from lowering.regions.linear import Linear
 from lowering.regions.product import Product
@@ -37,6 +39,8 @@ from lowering.regions.training_convolution import TrainingConvolution
 from lowering.regions.transposed_convolution import TransposedConvolution
 from lowering.regions.weight_gradient import WeightGradient
 from lowering.regions.widening import narrowed, widened
+
+aten = torch.ops.aten
 
 ABILITIES = Abilities(frozenset(ACTIVATIONS) - {"none"}, before=True, times=True, after=True)
 
@@ -86,6 +90,45 @@ def _emit_int8_linear(graph: fx.Graph, match: Int8Linear, epilogue: Epilogue) ->
         (x, match.weight, *around, INT8_RESULTS.index(dtype), match.in_out),
     )
     return new if dtype is match.dtype else narrowed(graph, new, match.dtype)
+
+
+def _emit_grouped_linear(graph: fx.Graph, match: GroupedLinear, epilogue: Epilogue) -> fx.Node:
+    if match.gathered is not None:
+        return _emit_gathered_linear(graph, match, match.gathered)
+    epilogue.steps.extend(match.steps)
+    act = match.activation
+    return graph.call_function(
+        torch.ops.kernel_dispatch.openmp_grouped_linear.default,
+        (
+            *(match.input, match.weight, match.ends, match.in_out, int(match.gate)),
+            *(ACTIVATIONS.index(act.name), float(act.a), float(act.b)),
+        ),
+    )
+
+
+def _emit_gathered_linear(graph: fx.Graph, match: GroupedLinear, found: Gathered) -> fx.Node:
+    rows = graph.call_function(aten.select.int, (*found.rows, 0))
+    chosen = graph.call_function(aten.reshape.default, (found.chosen, [-1]))
+    new = graph.call_function(
+        torch.ops.kernel_dispatch.openmp_gathered_linear.default,
+        (rows, match.weight, chosen, match.in_out),
+    )
+    _, *sizes = match.node.meta["val"].shape
+    return graph.call_function(aten.reshape.default, (new, [-1, *sizes]))
+
+
+def _refuses_grouped_linear(match: GroupedLinear) -> str:
+    if match.dtype is torch.float32 or library.multiplies(match.dtype):
+        return ""
+    return f"openmp multiplies no {_name(match.dtype)} here"
+
+
+def _declines_grouped_linear(match: GroupedLinear) -> str:
+    """Measured: 32 weights of 1024 to 1536, 2 cores of a Xeon with AMX; one row each takes 11.3 ms,
+    torch's loop 6.6, 32 rows each 20.1 and 21.5."""
+    if match.in_out and match.gathered is None and match.dtype is torch.float32:
+        return "openmp gains nothing on weights of float32 that are stored as (group, in, out)"
+    return ""
 
 
 def _emit_quantized_convolution(
@@ -436,6 +479,12 @@ PROVIDER = Provider(
             _emit_quantized_convolution,
             refuses=_refuses_quantized_convolution,
             packed_element=lambda match: 1,
+        ),
+        "grouped_linear": RegionMaker(
+            _emit_grouped_linear,
+            refuses=_refuses_grouped_linear,
+            declines=_declines_grouped_linear,
+            packed_element=lambda match: 0,
         ),
         "quantized_linear": RegionMaker(
             _emit_quantized_linear, refuses=_refuses_quantized, packed_element=lambda match: 1

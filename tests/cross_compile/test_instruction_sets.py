@@ -15,10 +15,12 @@ pytestmark = pytest.mark.proof
 
 # march, what it needs of this CPU, which kernels: the generic code takes ten times as long.
 BYTES = ("int8_linear", "quantized_layers")
+LAYERS = ("linear", "grouped_linear", *BYTES)
+HALVES = ("half_linear", "half_convolution", "grouped_linear", *BYTES)
 SETS = {
-    "AVX2": ("haswell", "avx2", ("linear", *BYTES, "convolution", "winograd", "attention")),
-    "no AVX": ("x86-64-v2", "sse4_1", ("linear", *BYTES, "winograd")),
-    "no AMX": ("cooperlake", "avx512_bf16", ("half_linear", "half_convolution", *BYTES)),
+    "AVX2": ("haswell", "avx2", (*LAYERS, "convolution", "winograd", "attention")),
+    "no AVX": ("x86-64-v2", "sse4_1", (*LAYERS, "winograd")),
+    "no AMX": ("cooperlake", "avx512_bf16", HALVES),
     "no VNNI": ("skylake-avx512", "avx512bw", BYTES),
 }
 

@@ -153,6 +153,7 @@ OURS = {
     "batch_norm:openmp",
     "convolution:openmp",
     "group_norm:openmp",
+    "grouped_linear:openmp",
     "int8_linear:openmp",
     "linear:openmp",
     "random:openmp",
@@ -162,8 +163,8 @@ OURS = {
 }
 # of two tensors that both may change, so in training as well
 PRODUCTS = {"product:openmp", "training_convolution:openmp", "weight_gradient:openmp"}
-# mostly, but noise is drawn in inference too, and classes are weighed
-TRAINED = {"batch_norm:openmp", "random:openmp", "softmax:openmp"}
+# mostly, but noise is drawn in inference too, classes are weighed, and tokens find their experts
+TRAINED = {"batch_norm:openmp", "grouped_linear:openmp", "random:openmp", "softmax:openmp"}
 IMAGES = {"convolution:mkldnn", "transposed_convolution:mkldnn"}
 ONEDNN = {*IMAGES, "linear:mkldnn"}
 ORDERS = {"einsum:opt_einsum"}  # before autograd, so in training as well
@@ -224,7 +225,7 @@ def test_a_region_row_that_was_refused_says_why() -> None:
     training = plan(facts(training=True), settings(), machine("cpu", cpu=ZEN4))
     for_inference = [row for row in rows_of("openmp") if not row.training]
     lacking = {"amx_bf16", "amx_fp16", "avx512_vnni", "avx_vnni"}
-    of_others = sum(bool(row.features & lacking) for row in for_inference)
+    of_others = sum(bool(row.features & lacking) for row in rows_of("openmp"))
     assert Counter(rejected(training, "cpu", "openmp")) == {
         "training-unsupported": len(for_inference),
         "arch-unsupported": of_others,
