@@ -80,7 +80,7 @@ def trained(model: Any, of: nn.Module, x: Tensor, grad: Tensor) -> list[Tensor]:
     return [*found, *(one.clone() for one in of.buffers())]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_training(name: str) -> None:
     make, given, count = CASES[name]
@@ -99,6 +99,7 @@ def test_training(name: str) -> None:
     assert [row["runs"] for row in rows if not row["backward"]] == [2 * count]
 
 
+@pytest.mark.wide
 def test_gradients_lie_as_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor wrote them in rows beside images that lay channels last, and both were copied."""
     convolutions = [nn.Conv2d(4, 16, 1), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1)]

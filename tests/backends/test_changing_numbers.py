@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)

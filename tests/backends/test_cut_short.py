@@ -53,6 +53,7 @@ def test_other_files_are_short_where_they_are_empty(tmp_path: Path) -> None:
     assert cut_short.is_cut_short(file)
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_what_inductor_keeps(python: Python, tmp_path: Path) -> None:
     """Libraries and sources; what it pickles, it mends by itself."""

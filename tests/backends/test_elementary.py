@@ -83,6 +83,7 @@ def test_nothing_is_lost_near_zero(dtype: torch.dtype) -> None:
 STEPS: tuple[Any, ...] = (0.1, -0.1, 6.283185307179586, 3, -7.5, 0, INF, "many")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_remainders_and_whole_steps_are_eagers(dtype: torch.dtype) -> None:
     """Of all steps, each in a loop of its own."""

@@ -159,6 +159,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]], int
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", range(4))
 def test_compiled(part: int) -> None:
     """Many in one graph, each of inputs of its own: most of the time goes into single graphs."""

@@ -226,6 +226,7 @@ assert "torch_neuronx" not in sys.modules
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("version", "said"),
     [

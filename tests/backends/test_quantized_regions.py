@@ -181,6 +181,7 @@ def test_layers(name: str, place: str) -> None:
         taken_once(compiled, layer, "relu", "quantize", by=provider_at(place))
 
 
+@pytest.mark.sampled(3)
 @needs_vnni
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)

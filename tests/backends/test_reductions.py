@@ -101,6 +101,7 @@ def in_double(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x.double() for name, x in given.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", range(3))
 def test_compiled(part: int) -> None:
     """Many in one graph, each of an image of its own: most of the time goes into single graphs."""

@@ -95,6 +95,7 @@ def test_activations_behind_linear_layers(place: str) -> None:
     assert absorbed(compiled, "linear") == known_to(provider_at(place))
 
 
+@pytest.mark.sampled(2)
 @places()
 def test_activations_behind_convolutions(place: str) -> None:
     functions = [function for _, function in ACTIVATIONS]
@@ -109,6 +110,7 @@ def test_activations_behind_convolutions(place: str) -> None:
     assert absorbed(compiled, "convolution") == known_to(provider_at(place))
 
 
+@pytest.mark.sampled(2)
 @places()
 def test_activations_that_nobody_knows(place: str) -> None:
     model = Of(
@@ -199,6 +201,7 @@ def test_gated_blocks(place: str) -> None:
 # --- what must not be absorbed --------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @PARTS
 @places()
 def test_what_is_seen_elsewhere_stays(place: str, part: Callable[[], Any]) -> None:

@@ -99,7 +99,7 @@ def test_outputs_and_gradients(name: str, layout: str, training: bool) -> None:
     assert_computed("O1", [(name, layout)], training)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("cases", TOGETHER.values(), ids=TOGETHER)
 def test_outputs_and_gradients_at_o2(cases: list[tuple[str, str]], training: bool) -> None:

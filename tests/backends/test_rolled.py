@@ -51,7 +51,7 @@ DTYPES = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MOVES)
 def test_every_bit_is_eagers(name: str) -> None:
     """Of every dtype, in rows and across them, each in a part of one graph of its own."""

@@ -233,7 +233,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", CASES)
 def test_forward(name: str, level: str) -> None:
@@ -421,7 +421,7 @@ TRAINED: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", TRAINED)
 def test_training(name: str, level: str) -> None:

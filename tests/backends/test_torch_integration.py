@@ -451,6 +451,7 @@ def test_torch_logs(python: Python) -> None:
     assert python("import torch", TORCH_LOGS="+kernel_dispatch").returncode == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_debug_folder_and_reproducer(python: Python, tmp_path: Path, level: str) -> None:

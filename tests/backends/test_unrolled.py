@@ -62,7 +62,7 @@ def test_whole_numbers_of_short_rows(kind: str) -> None:
     assert_ran_as_planned(compiled, "O2")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_floats_of_short_rows(kind: str) -> None:
     counts = (7, 8, 9, 32, 33)

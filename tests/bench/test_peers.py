@@ -385,6 +385,7 @@ def _inductor(python: Callable[..., Any], peer: Contender, grad: str = "no grad"
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.sampled(2)
 @slow
 @pytest.mark.parametrize("peer", OF_INDUCTOR, ids=lambda peer: peer.name)
 def test_inductor_is_right_and_freezing_leaves_no_weight_an_input(

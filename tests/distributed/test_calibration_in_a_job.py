@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "profile", "note"),
     [

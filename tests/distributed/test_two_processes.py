@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 LEVELS = ("O0", "O1", "O2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["ddp", "fsdp2", "tensor_parallel"])
 def test_two_ranks_agree_with_the_uncompiled_run(case: str) -> None:
     """All levels by the same processes: most of their time is imports and the meeting of ranks."""

@@ -106,7 +106,7 @@ def at_o1(region: str, device: str) -> bool:
     return region == "attention" or (region == "convolution" and device.startswith("cuda"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", INFERENCE)
 def test_every_region_is_planned_as_the_table_says(name: str) -> None:
     model, inputs = case(name)

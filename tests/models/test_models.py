@@ -54,7 +54,7 @@ def test_model_is_not_degenerate(entry: Entry) -> None:
             assert gradient.abs().max().item() > 1e-4, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @every_level
 @every_model
 def test_outputs(entry: Entry, level: str) -> None:
@@ -66,7 +66,7 @@ def test_outputs_at_o3(name: str) -> None:
     _check_outputs(BY_NAME[name], "O3")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @every_level
 @every_model
 def test_training_step(entry: Entry, level: str) -> None:

@@ -106,7 +106,7 @@ def is_known(node: fx.Node) -> bool:
     return node.target in listed or outputs._draws_in_order(node)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_operator_that_minds_is_known(part: int) -> None:
     unknown, known = [], 0

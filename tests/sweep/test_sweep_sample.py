@@ -65,13 +65,13 @@ def one_thread_and_no_size_limits() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_o0_and_o1(case: Case) -> None:
     _demand_verdicts(case, ("O0", "O1"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", O2_CASES, ids=str)
 def test_o2(case: Case) -> None:
     results = _demand_verdicts(case, ("O2",))
