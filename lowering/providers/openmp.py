@@ -18,7 +18,7 @@ from torch import fx
 from lowering import machine
 from lowering.contract import Probe, Provider, RegionMaker
 from lowering.convolution_steps import Way
-from lowering.graphs import hint
+from lowering.graphs import call, hint
 from lowering.native import library
 from lowering.native.shapes import INT8_RESULTS, QUANTIZED_RESULTS
 from lowering.regions.batch_norm import GradientSums, Moments
@@ -107,11 +107,13 @@ def _emit_grouped_linear(graph: fx.Graph, match: GroupedLinear, epilogue: Epilog
 
 
 def _emit_gathered_linear(graph: fx.Graph, match: GroupedLinear, found: Gathered) -> fx.Node:
-    rows = graph.call_function(aten.select.int, (*found.rows, 0))
-    chosen = graph.call_function(aten.reshape.default, (found.chosen, [-1]))
-    new = graph.call_function(
+    chosen = found.chosen
+    if chosen.meta["val"].dim() > 1:
+        chosen = call(graph, aten.reshape.default, chosen, [-1])
+    new = call(
+        graph,
         torch.ops.kernel_dispatch.openmp_gathered_linear.default,
-        (rows, match.weight, chosen, match.in_out),
+        *(call(graph, aten.select.int, *found.rows, 0), match.weight, chosen, match.in_out),
     )
     _, *sizes = match.node.meta["val"].shape
     return graph.call_function(aten.reshape.default, (new, [-1, *sizes]))

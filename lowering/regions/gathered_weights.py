@@ -80,8 +80,10 @@ def _followed(node: Any) -> tuple[Any, _Dims]:
     while isinstance(node, fx.Node) and node.target in _VIEWED:
         views.append(node)
         node = node.args[0]
-    if not isinstance(node, fx.Node) or not _is_lookup(node) or len(node.users) > 1:
-        return None, []  # what is looked up for others, too, may as well be read
+    # What is looked up for others, too, may as well be read.
+    alone = isinstance(node, fx.Node) and all(len(one.users) == 1 for one in (node, *views))
+    if not alone or not _is_lookup(node):
+        return None, []
     dims = _looked_up(node)
     for view in reversed(views):
         found = _VIEWED[view.target](dims, view)

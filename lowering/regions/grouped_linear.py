@@ -151,23 +151,25 @@ def _halves(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     width = node.meta["val"].shape[1]
     if not isinstance(width, int) or width % 2:
         return None
-    found: dict[int, fx.Node] = {}
-    for user in _parts(node):
-        if user.target is operator.getitem:
-            start = int(user.args[1]) * (width // 2)  # type: ignore[arg-type]
-        elif (
-            user.target is aten.slice.Tensor
-            and len(user.args) in (3, 4)
-            and user.args[1] in (1, -1)
-        ):
-            start = user.args[2] or 0  # type: ignore[assignment]
-        else:
-            return None
-        part = user.meta["val"].shape[1]
-        if start not in (0, width // 2) or part != width // 2 or start in found:
-            return None
-        found[start] = user
-    return (found[0], found[width // 2]) if len(found) == 2 else None
+    half = width // 2
+    found = {_start(part, half): part for part in _parts(node)}
+    if set(found) != {0, half} or len(_parts(node)) != 2:
+        return None
+    return found[0], found[half]
+
+
+def _start(part: fx.Node, half: int) -> int | None:
+    """Where in a row this half of it begins; None of anything else."""
+    args: Any = part.args
+    if part.target is operator.getitem:
+        start = int(args[1]) * half
+    elif part.target is aten.slice.Tensor and len(args) in (3, 4) and args[1] in (1, -1):
+        start = args[2] or 0
+    else:
+        return None
+    if not isinstance(start, int) or part.meta["val"].shape[1] != half:
+        return None
+    return start + 2 * half if start < 0 else start
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:

@@ -87,6 +87,10 @@ def _second_half(sums: Tensor) -> Tensor:
     return sums[:, :OUTER] * functional.gelu(sums[:, OUTER:], approximate="tanh")
 
 
+def _counted_from_the_end(sums: Tensor) -> Tensor:
+    return functional.silu(sums[:, :-OUTER]) * sums[:, -OUTER:]
+
+
 def _unequal_parts(sums: Tensor) -> Tensor:
     one, other = sums.split([OUTER // 2, 3 * OUTER // 2], dim=1)
     return torch.cat([functional.silu(one), other], dim=1) * 2
@@ -113,7 +117,7 @@ FOLLOWS = {
     "": [lambda sums: sums * 2, _unequal_parts, _by_turns, _the_whole_is_read]
     + [_rows_in_halves, _the_same_half_twice],
     "relu": [functional.relu],
-    "silu+mul": [_first_half],
+    "silu+mul": [_first_half, _counted_from_the_end],
     "gelu_tanh+mul": [_second_half],
 }
 CASES = [(steps, follows) for steps, some in FOLLOWS.items() for follows in some]
@@ -270,6 +274,50 @@ def test_a_number_beyond_the_weights_is_eagers_error() -> None:
             compiled(rows, chosen)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        lambda chosen: chosen.clamp(0, 3),
+        lambda chosen: chosen[:, 0] % 4,
+        lambda chosen: torch.where(chosen > 2, 1, chosen - 1),
+    ],
+    ids=["limited", "remainders", "others"],
+)
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda sums: sums.sum(0),
+        lambda sums: functional.rms_norm(sums, sums.shape[-1:]),
+        lambda sums: sums.softmax(-1),
+        lambda sums: torch.bmm(sums.unsqueeze(-1), sums.unsqueeze(1)),
+    ],
+    ids=["summed", "norm", "softmax", "product"],
+)
+def test_computed_numbers_and_what_reads_the_result(
+    numbers: Callable[[Tensor], Tensor], behind: Callable[[Tensor], Tensor]
+) -> None:
+    """Later passes ask every node for its value."""
+
+    def compute(rows: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
+        found = numbers(chosen)
+        repeated = rows.repeat_interleave(found.numel() // len(rows), dim=0).unsqueeze(-1)
+        return behind(torch.bmm(weight[found.reshape(-1)], repeated).squeeze(-1))
+
+    rows, weight = torch.randn(40, 64), torch.randn(EXPERTS, 48, 64)
+    chosen = torch.randint(EXPERTS, (40, 2))
+    compiled = compile_in("O2 openmp", compute, dynamic=False, fullgraph=True)
+    with torch.no_grad():
+        got, own = compiled(rows, weight, chosen), compute(rows, weight, chosen)
+        assert_contract(got, own, compute(rows.double(), weight.double(), chosen), "computed")
+    assert not fallbacks_of(compiled)
+    assert ("grouped_linear", "openmp", 1, 1) in region_rows(compiled)
+
+
+def _view_read_besides(model: LookedUp, rows: Tensor, chosen: Tensor) -> Tensor:
+    found = model.weight[chosen[:, 0]].mT
+    return torch.bmm(rows.unsqueeze(1), found).squeeze(1) + found.sum(1)
+
+
 def _two_rows_of_each(model: LookedUp, rows: Tensor, chosen: Tensor) -> Tensor:
     pairs = torch.stack([rows, rows * 2], dim=2)
     return torch.bmm(model.weight[chosen[:, 0]], pairs)
@@ -290,7 +338,10 @@ def _summed_over_experts(model: LookedUp, rows: Tensor, chosen: Tensor) -> Tenso
 
 @pytest.mark.parametrize(
     "other",
-    [_two_rows_of_each, _read_besides, _experts_before_tokens, _summed_over_experts],
+    [
+        *(_two_rows_of_each, _read_besides, _view_read_besides),
+        *(_experts_before_tokens, _summed_over_experts),
+    ],
     ids=lambda one: one.__name__.strip("_"),
 )
 def test_other_products_of_lookups(other: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
