@@ -6,47 +6,11 @@
 
 #include "parallel.h"
 #include "partial.h"
-#include "transpose.h"
+#include "turn_over.h"
 
 namespace kd {
 
-// A matrix and the distance of its rows.
-struct Matrix {
-  int64_t rows, columns, ld;
-};
-
-// to[j][i] = from[i][j] in squares of kLanes.
-static inline void turn_over(const Matrix& m, const float* from, float* to, int64_t ld_to) {
-  constexpr int64_t strip = 4 * kLanes;  // so that each row is read in whole cache lines
-  for (int64_t first = 0; first < m.columns; first += strip) {
-    const int64_t end = std::min(first + strip, m.columns);
-    for (int64_t i = 0; i < m.rows; i += kLanes) {
-      const int high = static_cast<int>(std::min<int64_t>(kLanes, m.rows - i));
-      for (int64_t j = first; j < end; j += kLanes) {
-        const int wide = static_cast<int>(std::min<int64_t>(kLanes, end - j));
-        const float* at = from + i * m.ld + j;
-        vec square[kLanes];
-#pragma GCC unroll 16
-        for (int r = 0; r < kLanes; r++)
-          square[r] = r >= high         ? vec{}
-                      : wide == kLanes ? load(at + r * m.ld)
-                                       : load_first(at + r * m.ld, wide);
-        transpose(square);
-#pragma GCC unroll 16
-        for (int r = 0; r < kLanes; r++) {
-          if (r >= wide) continue;
-          float* const line = to + (j + r) * ld_to + i;
-          if (high == kLanes)
-            store(line, square[r]);
-          else
-            store_first(line, square[r], high);
-        }
-      }
-    }
-  }
-}
-
-// The same number by number.
+// The same as turn_over, number by number.
 static inline void turn_over_narrow(const Matrix& m, const float* from, float* to,
                                     int64_t ld_to) {
   for (int64_t j = 0; j < m.columns; j++)
@@ -87,7 +51,7 @@ static inline void reorder_channels(const Images& images, const float* from, flo
   constexpr int64_t floats_per_item = 16384;
   constexpr double floats_per_thread = 65536;
   const int64_t channels = images.channels, pixels = images.pixels;
-  const auto turn = channels >= kLanes / 2  ? turn_over
+  const auto turn = channels >= kLanes / 2  ? turn_over<float>
                     : last && channels == 2 ? weave<2>
                     : last && channels == 3 ? weave<3>
                     : last && channels == 4 ? weave<4>
