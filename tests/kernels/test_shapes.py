@@ -35,6 +35,15 @@ def test_linears() -> None:
     opcheck("openmp_gated_linear", torch.randn(2, 3, 13), [gate, up], [4, 0, -1, 0, 0, 0], [])
 
 
+@pytest.mark.parametrize("gate", [0, 2])
+@pytest.mark.parametrize("in_out", [False, True])
+def test_grouped_linear(in_out: bool, gate: int) -> None:
+    rows, weight = torch.randn(9, 13), torch.randn(3, *((13, 6) if in_out else (6, 13)))
+    ends = torch.tensor([2, 2, 9], dtype=torch.int32)
+    opcheck("openmp_grouped_linear", rows, weight, ends, in_out, gate, 4, 0.0, 0.0)
+    opcheck("openmp_gathered_linear", rows, weight, torch.arange(18) % 3, in_out)
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (1, 0, 3, 2)], ids=str)
 def test_group_norm(order: tuple[int, ...]) -> None:
     image = torch.randn(2, 4, 5, 6).permute(order)
