@@ -285,6 +285,11 @@ static inline void direct_blocks(const DirectPart& part, const Pixels& pixels) {
   }
 }
 
+// Floats of an image. Of a larger one all groups are computed of some lines before the next lines, which
+// are read from memory once then (groups of 16 channels at 112x112 and 56x56: a tenth to a fifth less
+// time). Of a smaller one the weights are what is better read once.
+constexpr int64_t kImageThatStays = 256 << 10;
+
 static inline void direct(const ConvShape& s, const float* x, const float* packed, float* y,
                           const Epilogue& e, int threads) {
   const int64_t n = s.group_outputs(), panels = panels_of(n);
@@ -298,8 +303,10 @@ static inline void direct(const ConvShape& s, const float* x, const float* packe
   // A sequence is one line.
   const int64_t parts = std::min(ceil_div(wanted, blocks), ceil_div(s.ow, kBlockRows));
   const int64_t of_group = s.n * blocks * parts * grid.across;
+  const bool by_lines = s.h * s.w * s.ci > kImageThatStays;
   for_each_item(s.groups * of_group, threads, [&](int64_t at) {
-    const int64_t group = at / of_group, item = at % of_group;
+    const int64_t group = by_lines ? at % s.groups : at / of_group;
+    const int64_t item = by_lines ? at / s.groups : at % of_group;
     const int64_t part = item / grid.across % parts, block = item / grid.across / parts;
     DirectLines mine(s, x, group);
     const Pixels pixels{block / blocks, part_of(s.oh, block % blocks, blocks),

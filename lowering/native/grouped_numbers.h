@@ -49,7 +49,8 @@ struct Floats : InFloats {
     const PackedColumns right{packed, k};
     const Limits limits(e);
     const int64_t panels = panels_of(n), parts = std::max<int64_t>(ceil_div(k, kDepth), 1);
-    const int64_t at_once = kTileRows[ceil_div(panels, ceil_div(panels, kStripWidth))];
+    const int64_t strips = ceil_div(panels, strip_width(ceil_div(k, parts)));
+    const int64_t at_once = kTileRows[ceil_div(panels, strips)];
     float* const buffer = scratch<0>(kRowsBuffer);
     for (int64_t i = 0; i < m; i += at_once) {
       const int64_t rows = std::min(at_once, m - i);

@@ -23,7 +23,7 @@ constexpr int kTileRows[kTileWidth + 1] = {0, 12, 12, 8, 6};
 constexpr int kTileWidth = 2;
 constexpr int kTileRows[kTileWidth + 1] = {0, 6, 4};
 #endif
-// Tiles of a product are this wide at most. Four panels of a block's depth do not fit into the first
+// Tiles of long sums are this wide at most. Four panels of a block's depth do not fit into the first
 // cache, and three are faster on a Xeon with AMX; not measured on AMD. A compiler that is older than
 // the CPU takes every AMD with AVX-512 for a Zen 3.
 #if defined(__AVX512F__) && !defined(__znver3__) && !defined(__znver4__) && !defined(__znver5__)
