@@ -37,6 +37,7 @@ _REGIONS = {
     "mkl_linear_native": ("mkl", "linear"),
     "openmp_linears": ("openmp", "linear"),
     "openmp_gated_linear": ("openmp", "linear"),
+    "openmp_gathered_linear": ("openmp", "grouped_linear"),
     "openmp_gated_linear_half": ("openmp", "linear"),
     "openmp_linear_half": ("openmp", "linear"),
     "openmp_linears_half": ("openmp", "linear"),
