@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 class Gate(IntEnum):
-    """Which half of the outputs is activated; as in native/grouped_linear.cpp."""
+    """Which half of the outputs is activated; as in native/grouped_linear.h."""
 
     NONE = 0
     FIRST = 1
