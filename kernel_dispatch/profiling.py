@@ -38,6 +38,7 @@ _REGIONS = {
     "openmp_linears": ("openmp", "linear"),
     "openmp_gated_linear": ("openmp", "linear"),
     "openmp_gathered_linear": ("openmp", "grouped_linear"),
+    "openmp_embedding_bags": ("openmp", "embedding_bag"),
     "openmp_gated_linear_half": ("openmp", "linear"),
     "openmp_linear_half": ("openmp", "linear"),
     "openmp_linears_half": ("openmp", "linear"),

@@ -185,6 +185,11 @@ def copied(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
         return call(graph, aten.permute.default, copy, back)
 
 
+def shows(node: fx.Node) -> bool:
+    """Does anybody see how it lies in memory?"""
+    return any(map(_sees_layout, node.users))
+
+
 def _sees_layout(user: fx.Node) -> bool:
     if user.op == "output" or user.target in _READ_MEMORY or _draws_in_order(user):
         return True

@@ -29,6 +29,7 @@ from lowering.regions import (
     attention,
     batch_norm,
     convolution,
+    embedding_bag,
     epilogue,
     gated,
     grouped_linear,
@@ -69,6 +70,7 @@ _REGIONS = {
     "random": random_numbers,
     "softmax": softmax,
     "group_norm": groups,
+    "embedding_bag": embedding_bag,
 }
 _OUR_LINEARS, _OUR_CONVOLUTIONS = ("linear", "openmp"), ("convolution", "openmp")
 # Their results may lie in memory in another way than torch's.
@@ -79,6 +81,7 @@ _LAY_OUT_OTHERWISE = (
     "attention",
     "rope",
     "weight_gradient",
+    "embedding_bag",
 )
 _OF_CHANNELS_LAST = ("training_convolution", "weight_gradient")
 

@@ -23,6 +23,7 @@ enum Region : int {
   kQuantizedConvolution,
   kQuantizedLinear,
   kGroupedLinear,
+  kEmbeddingBag,
   kRegions
 };
 

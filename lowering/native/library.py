@@ -43,6 +43,7 @@ COUNTED = (
     ("quantized_convolution", "openmp"),
     ("quantized_linear", "openmp"),
     ("grouped_linear", "openmp"),
+    ("embedding_bag", "openmp"),
 )
 
 _COUNTS = struct.Struct(f"={len(COUNTED)}q")

@@ -272,6 +272,19 @@ def _group_norm(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _embedding_bags(
+    tables: Sequence[torch.Tensor],
+    numbers: Sequence[torch.Tensor],
+    begins: Sequence[torch.Tensor],
+    factors: Sequence[torch.Tensor],
+    padding: Sequence[int],
+    mean: bool,
+    with_end: bool,
+) -> torch.Tensor:
+    bags = begins[0].shape[0] - (1 if with_end else 0)
+    return tables[0].new_empty((bags, sum(table.shape[1] for table in tables)))
+
+
 @functools.cache
 def register() -> None:
     """Once the operators exist."""
@@ -297,6 +310,7 @@ def register() -> None:
     register_fake("kernel_dispatch::openmp_norm_sums", _norm_sums)
     register_fake("kernel_dispatch::openmp_softmax", _softmax)
     register_fake("kernel_dispatch::openmp_group_norm", _group_norm)
+    register_fake("kernel_dispatch::openmp_embedding_bags", _embedding_bags)
     register_fake("kernel_dispatch::mkl_linear_native", mkl_linear)
     if hasattr(torch.ops.kernel_dispatch, "openmp_linear_half"):
         register_fake("kernel_dispatch::openmp_linear_half", _linear)

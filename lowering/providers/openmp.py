@@ -8,6 +8,7 @@ precision is computed in float32, from weights that were widened once.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from typing import Any
@@ -24,6 +25,7 @@ from lowering.native.shapes import INT8_RESULTS, QUANTIZED_RESULTS
 from lowering.regions.batch_norm import GradientSums, Moments
 from lowering.regions.calls import value_of
 from lowering.regions.convolution import LONGEST_CHAIN, Convolution
+from lowering.regions.embedding_bag import EmbeddingBags
 from lowering.regions.epilogue import ACTIVATIONS, Abilities, Epilogue
 from lowering.regions.gathered_weights import Gathered
 from lowering.regions.group_norm import GroupNorm
@@ -440,6 +442,30 @@ _LANES = 16  # of the widest vectors, AVX-512's
 _FILLS_LANES, _FILLS_LANES_ALONE = 16, 32
 
 
+def _emit_embedding_bags(
+    graph: fx.Graph, match: EmbeddingBags, epilogue: Epilogue
+) -> dict[fx.Node, fx.Node]:
+    """All tables beside each other in one tensor: its columns are their results."""
+    tables, (first, *_) = match.tables, match.tables
+    if len(tables) > 1:
+        epilogue.steps.append(f"{len(tables)} tables")
+    beside = call(
+        graph,
+        torch.ops.kernel_dispatch.openmp_embedding_bags.default,
+        [bags.table for bags in tables],
+        [bags.numbers for bags in tables],
+        [bags.begins for bags in tables],
+        [bags.factors for bags in tables if bags.factors is not None],
+        [bags.padding for bags in tables],
+        *(first.mean, first.with_end),
+    )
+    ends = list(itertools.accumulate(bags.width for bags in tables))
+    return {
+        call(graph, aten.slice.Tensor, beside, 1, end - bags.width, end): bags.result
+        for bags, end in zip(tables, ends, strict=True)
+    }
+
+
 def _tail(graph: fx.Graph, epilogue: Epilogue) -> tuple[Any, ...]:
     return (*_widened_beside(graph, epilogue), *_activation(epilogue))
 
@@ -505,6 +531,7 @@ PROVIDER = Provider(
         "random": RegionMaker(_emit_random),
         "softmax": RegionMaker(_emit_softmax),
         "group_norm": RegionMaker(_emit_group_norm, Abilities(ABILITIES.activations)),
+        "embedding_bag": RegionMaker(_emit_embedding_bags),
     },
     early_regions={
         "recurrent": RegionMaker(

@@ -224,6 +224,16 @@ TARGET = Target(
         CapabilityRow(
             "cpu",
             "openmp",
+            "embedding_bag",
+            Level.O2,
+            priority=70,
+            dtypes=frozenset({"float32", "bfloat16", "float16"}),
+            training=False,
+            why="all tables in one call, rows asked for before they are read",
+        ),
+        CapabilityRow(
+            "cpu",
+            "openmp",
             "convolution",
             Level.O2,
             priority=70,

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.proof
 
 # march, what it needs of this CPU, which kernels: the generic code takes ten times as long.
 BYTES = ("int8_linear", "quantized_layers")
-LAYERS = ("linear", "grouped_linear", *BYTES)
+LAYERS = ("linear", "grouped_linear", "embedding_bags", *BYTES)
 HALVES = ("half_linear", "half_convolution", "grouped_linear", *BYTES)
 SETS = {
     "AVX2": ("haswell", "avx2", (*LAYERS, "convolution", "winograd", "attention")),

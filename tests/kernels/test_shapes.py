@@ -44,6 +44,13 @@ def test_grouped_linear(in_out: bool, gate: int) -> None:
     opcheck("openmp_gathered_linear", rows, weight, torch.arange(18) % 3, in_out)
 
 
+@pytest.mark.parametrize("with_end", [False, True])
+def test_embedding_bags(with_end: bool) -> None:
+    tables, numbers = [torch.randn(9, 13), torch.randn(5, 4)], [torch.arange(5)] * 2
+    begins = [torch.tensor([0, 2, 2, 5])] * 2
+    opcheck("openmp_embedding_bags", tables, numbers, begins, [], [-1, 3], True, with_end)
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (1, 0, 3, 2)], ids=str)
 def test_group_norm(order: tuple[int, ...]) -> None:
     image = torch.randn(2, 4, 5, 6).permute(order)

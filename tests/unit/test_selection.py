@@ -152,6 +152,7 @@ OURS = {
     "attention:mha",
     "batch_norm:openmp",
     "convolution:openmp",
+    "embedding_bag:openmp",
     "group_norm:openmp",
     "grouped_linear:openmp",
     "int8_linear:openmp",
