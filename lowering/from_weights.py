@@ -110,7 +110,11 @@ def _region(found: Found, layouts: Sequence[_Layout], row: CapabilityRow) -> Reg
         place=place(found.values[0]),
         detail="in place of " + ", ".join(f"{name} x{n}" for name, n in computing.items()),
         recipes=(RECIPE,),
-        packed_bytes=sum(one.shape.numel() * one.dtype.itemsize for one in layouts),
+        packed_bytes=sum(
+            one.shape.numel() * one.dtype.itemsize
+            for node, one in zip(found.values, layouts, strict=True)
+            if not found.is_of_a_weight(node)
+        ),
         why=row.why,
         silent=True,
     )

@@ -16,6 +16,7 @@ from lowering import (
     group_norm,
     in_place,
     merged_branches,
+    patches,
     public_calls,
     recurrent,
     resampled,
@@ -37,6 +38,7 @@ def compile(request: Request) -> Compiled:
     if request.training:  # autograd runs the graph itself, with gradients of gradients too
         others = tuple(row for row in request.region_rows if row.provider != PROVIDER.name)
         request = replace(request, region_rows=others)
+    written = patches.write_as_linear(request)
     merged = merged_branches.merge(request)
     request, ahead = from_weights.split(request)
     request, ordered = before_autograd.lower(request)
@@ -48,9 +50,8 @@ def compile(request: Request) -> Compiled:
         compiled = Compiled(run=without_compiler.prepare(request.graph).forward)
     compiled.notes += ahead.notes
     compiled.regions[:0] = [*merged, *ahead.regions, *ordered]
-    compiled.plain = (
-        not merged and not ahead.regions and all(region.left for region in compiled.regions)
-    )
+    changed = written or merged or ahead.regions
+    compiled.plain = not changed and all(region.left for region in compiled.regions)
     compiled.run = before_autograd.counted(ahead.of(compiled.run), compiled.regions)
     return compiled
 

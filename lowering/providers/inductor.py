@@ -43,6 +43,7 @@ from lowering import (
     overwritten,
     parallel_loops,
     parting,
+    patches,
     pooling,
     providers,
     reductions,
@@ -108,6 +109,7 @@ def compile(request: Request) -> Compiled:
     negative_places.refuse(request.graph)
     value_checks.keep(request.graph)
     explicit_roundings.keep(request.graph)
+    patches.write_as_linear(request)
     merged = merged_branches.merge(request)
     request, ahead = from_weights.split(request)
     exact = clone(request.graph) if _takes_fewer_bits(request) else None

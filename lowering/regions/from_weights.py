@@ -20,6 +20,7 @@ from lowering.regions.calls import has_transforms, name_of, value_of
 
 # Less is computed faster than its weights are asked whether they have changed.
 _LEAST_WORK = 4096  # numbers read and written
+_ROWS = ("flatten", "view", "reshape")
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
 # A larger value must not be much larger than what it is made from: compressed weights stay so.
 _SMALL_BYTES = 1 << 20
@@ -34,6 +35,11 @@ class Found:
     cones: tuple[fx.Node, ...]  # all that they are computed from, and they, without the weights
     weights: tuple[fx.Node, ...]  # the placeholders that they are computed from
     instead_of: tuple[str, ...]  # for the report: what computes each value
+
+    def is_of_a_weight(self, value: fx.Node) -> bool:
+        """Is it a weight's own memory, read in another form?"""
+        memory = {writing.storage(value_of(weight)) for weight in self.weights}
+        return writing.storage(value_of(value)) in memory
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def _found(graph: fx.Graph, constants: dict[fx.Node, _Constant], values: list[fx
         values=tuple(values),
         cones=tuple(node for node in used if node.op != "placeholder"),
         weights=tuple(node for node in used if node.op == "placeholder"),
-        instead_of=tuple(_name(_computing(node, constants)) for node in values),
+        instead_of=tuple(_name(_computing(node, constants) or node) for node in values),
     )
 
 
@@ -199,6 +205,8 @@ def _is_worth_it(
     value, known = value_of(node), constants[node]
     if value is None or not known.weights:
         return False
+    if _is_matrix_of_kernel(node, value):
+        return writing.storage(value) not in shared
     if known.work < _LEAST_WORK and not _is_weight(node):
         return False
     made_from = sum(map(_size, known.weights))
@@ -210,6 +218,20 @@ def _is_worth_it(
 def _is_weight(node: fx.Node) -> bool:
     """Of a layer, which can pack what stays."""
     return any(name_of(user) in _LAYERS and node in user.args[1:3] for user in node.users)
+
+
+def _is_matrix_of_kernel(node: fx.Node, value: torch.Tensor) -> bool:
+    """The rows of a weight of more dimensions, read as a layer's weight: kept, for it costs nothing
+    and can be packed then."""
+    kernel = value_of(node.args[0]) if name_of(node) in _ROWS else None
+    return (
+        kernel is not None
+        and node.args[0].op == "placeholder"
+        and value.dim() == 2 < kernel.dim()
+        and value.is_contiguous()
+        and writing.storage(value) == writing.storage(kernel)
+        and _is_weight(node)
+    )
 
 
 def _is_merged(node: fx.Node) -> bool:

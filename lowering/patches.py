@@ -1,0 +1,192 @@
+"""A convolution that reads every pixel once is a linear layer of patches, and is written as one.
+
+Where its kernel is as large as the image, there is one patch, and nothing is moved: Qwen2-VL and
+its family cut videos into such images ahead of the graph; the last layer of many critics, and of
+classifiers that became convolutions, is another. Torch's libraries go through them as through
+images of a single pixel. Else the stride is as large as the kernel, as transformers read images and
+videos.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from lowering.attention_in_four import method
+from lowering.contract import Request
+from lowering.graphs import same_sizes
+from lowering.levels import Level
+from lowering.native import library
+from lowering.regions.calls import arguments, has_transforms, name_of, value_of
+
+_DIMENSIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+
+
+@dataclass(frozen=True)
+class _Patches:
+    node: fx.Node
+    image: fx.Node
+    weight: fx.Node
+    bias: Any
+    counts: Sequence[int]  # of patches, in each dimension
+    kernel: Sequence[int]
+
+    @property
+    def is_whole_image(self) -> bool:
+        return all(count == 1 for count in self.counts)
+
+
+def write_as_linear(request: Request) -> bool:
+    """For a graph as Dynamo captured it, and those in it; whether there was one. O0 computes what
+    eager does."""
+    if request.level < Level.O1:
+        return False
+    parts = [part for part in request.graph.modules() if isinstance(part, fx.GraphModule)]
+    written = [_write_all(part, request) for part in parts if not has_transforms(part.graph)]
+    return any(written)
+
+
+def _write_all(part: fx.GraphModule, request: Request) -> bool:
+    found = [patches for node in part.graph.nodes if (patches := _patches(node)) is not None]
+    worth = [patches for patches in found if _is_worth_it(patches, request)]
+    for patches in worth:
+        _write(part.graph, patches)
+    if worth:
+        part.recompile()
+    return bool(worth)
+
+
+def _is_worth_it(found: _Patches, request: Request) -> bool:
+    """Measured on a core of a Xeon with AMX, torch 2.13, in milliseconds, as convolution and linear
+    layer: 256 images of 3x2x14x14 at once to 1280 channels 31 and 5 (bfloat16 125 and 1.1), patches
+    of a video of 16 images for VideoMAE 28 and 24 (22 and 4), of ViT's image in bfloat16 0.79 and
+    0.34. ViT's in float32 take as long as our convolution."""
+    dtype = value_of(found.node).dtype
+    if dtype is torch.float32 and not _multiplies_floats_as_such():
+        return False
+    if found.is_whole_image or len(found.kernel) == 3:
+        return True
+    halves = dtype in (torch.bfloat16, torch.float16) and library.is_loaded()
+    ours = halves and request.level >= Level.O2 and not request.training
+    return ours and library.multiplies(dtype)
+
+
+def _multiplies_floats_as_such() -> bool:
+    """Who lets products of matrices lose bits has not said so of convolutions."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except (
+        RuntimeError
+    ):  # it was said with an interface of torch 2.9 or later, which is asked itself
+        products, convolutions = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+        return bool(products.fp32_precision == convolutions.fp32_precision)
+
+
+def _patches(node: fx.Node) -> _Patches | None:
+    dimensions = _DIMENSIONS.get(name_of(node), 0)
+    given = arguments(node, _ARGUMENTS, _DEFAULTS) if dimensions else {}
+    image, weight, whole = (
+        value_of(one) for one in (given.get("input"), given.get("weight"), node)
+    )
+    if image is None or weight is None or whole is None:
+        return None
+    if not image.dim() == weight.dim() == dimensions + 2 or given["groups"] != 1:
+        return None
+    if not image.device.type == weight.device.type == "cpu" or not _is_plain(given):
+        return None
+    counts = _counts(image.shape[2:], weight.shape[2:], given["stride"])
+    if counts is None or math.prod(weight.shape[2:]) == 1 or not _can_lie_so(whole):
+        return None  # single pixels are computed with what is around them
+    kernel = [int(size) for size in weight.shape[2:]]
+    return _Patches(node, given["input"], given["weight"], given["bias"], counts, kernel)
+
+
+def _is_plain(given: dict[str, Any]) -> bool:
+    without_edge = given["padding"] == "valid" or _each(given["padding"], 1) in (
+        [0],
+        [0] * 2,
+        [0] * 3,
+    )
+    return without_edge and all(one == 1 for one in _each(given["dilation"], 1))
+
+
+def _each(given: Any, dimensions: int) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given] * dimensions
+
+
+def _counts(image: Sequence[Any], kernel: Sequence[Any], stride: Any) -> list[int] | None:
+    """None where patches overlap, have gaps, or pixels are left over."""
+    if same_sizes(image, kernel):
+        return [1] * len(kernel)
+    strides = _each(stride, len(kernel))
+    if not all(isinstance(size, int) for size in (*image, *kernel, *strides)):
+        return None
+    if len(strides) == 1:  # a list of one stands for all
+        strides *= len(kernel)
+    if strides != list(kernel) or any(size % k for size, k in zip(image, kernel, strict=True)):
+        return None
+    return [size // k for size, k in zip(image, kernel, strict=True)]
+
+
+def _can_lie_so(result: torch.Tensor) -> bool:
+    """A layer's outputs lie pixel by pixel, and can be copied to lie channel by channel."""
+    return result.is_contiguous() or result.movedim(1, -1).is_contiguous()
+
+
+def _write(graph: fx.Graph, found: _Patches) -> None:
+    node = found.node
+    with graph.inserting_before(node):
+        rows = _rows(graph, found)
+        weight = method(graph, "flatten", found.weight, 1)
+        layer = graph.call_function(functional.linear, (rows[-1], weight, found.bias))
+        layer.meta["example_value"] = _outputs(found)
+        results = _one_after_another(graph, layer, _image_again(found))
+    for new in (*rows, weight, layer, *results):
+        new.meta = {**node.meta, **new.meta}
+    node.replace_all_uses_with(results[-1])
+    graph.erase_node(node)
+
+
+def _outputs(found: _Patches) -> torch.Tensor:
+    """What the layer gives, without computing it."""
+    image = value_of(found.node)
+    pixels: torch.Tensor = image.flatten(1) if found.is_whole_image else image.movedim(1, -1)
+    return pixels.contiguous()
+
+
+def _image_again(found: _Patches) -> list[tuple[Any, ...]]:
+    if found.is_whole_image:
+        return [("unsqueeze", -1)] * len(found.kernel)
+    copied = [("contiguous",)] if value_of(found.node).is_contiguous() else []
+    return [("movedim", -1, 1), *copied]
+
+
+def _rows(graph: fx.Graph, found: _Patches) -> list[fx.Node]:
+    """What each output is computed from, in the order of a kernel's numbers."""
+    if found.is_whole_image:
+        return [method(graph, "flatten", found.image, 1)]
+    dimensions = len(found.kernel)
+    parted = [
+        ("unflatten", 2 + i, (found.counts[i], found.kernel[i]))
+        for i in reversed(range(dimensions))
+    ]
+    places, within = range(2, 2 + 2 * dimensions, 2), range(3, 3 + 2 * dimensions, 2)
+    moves = [*parted, ("permute", 0, *places, 1, *within), ("flatten", dimensions + 1)]
+    return _one_after_another(graph, found.image, moves)
+
+
+def _one_after_another(
+    graph: fx.Graph, node: fx.Node, calls: Sequence[tuple[Any, ...]]
+) -> list[fx.Node]:
+    made: list[fx.Node] = []
+    for name, *given in calls:
+        made.append(method(graph, name, made[-1] if made else node, *given))
+    return made

@@ -1,0 +1,176 @@
+"""Convolutions that read every pixel once are linear layers, and no others are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lowering.native import library
+from tests.support.compiling import compile_at
+from tests.support.modules import in_double
+from tests.support.numerics import assert_bit_identical, assert_contract
+from tests.support.regions import compile_in, hold, kernels, no_cached_graphs, region_rows
+from tests.support.reports import fallbacks_of
+
+CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+WHOLE = {
+    "frames": (3, 3, 24, (2, 6, 4), {"stride": (2, 6, 4), "bias": False}),
+    "critic": (2, 16, 1, (4, 4), {}),
+    "classifier": (2, 8, 20, (5, 3), {"padding": "valid", "stride": 2}),
+    "signal": (1, 6, 12, (9,), {"stride": 9}),
+}
+
+
+class Layer(nn.Module):
+    """A convolution, and something behind it that is no region."""
+
+    def __init__(self, dimensions: int, *sizes: Any, **settings: Any) -> None:
+        super().__init__()
+        self.layer = CONVOLUTIONS[dimensions](*sizes, **settings)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.layer(x))
+
+
+def _whole(name: str) -> tuple[Layer, torch.Tensor]:
+    dimensions, inputs, outputs, kernel, settings = WHOLE[name]
+    return (
+        Layer(dimensions, inputs, outputs, kernel, **settings).eval(),
+        torch.randn(7, inputs, *kernel),
+    )
+
+
+def _taken(compiled: Any) -> set[str]:
+    assert not fallbacks_of(compiled), fallbacks_of(compiled)
+    return {region for region, *_ in region_rows(compiled)}
+
+
+@pytest.mark.parametrize("place", ["O1 mkldnn", "O2 openmp"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_images_as_large_as_the_kernel(name: str, place: str) -> None:
+    """The weight's rows are kept, so that a layer can pack them."""
+    model, x = _whole(name)
+    with no_cached_graphs():
+        compiled = compile_in(place, model, dynamic=False)
+        hold(compiled, model, x, where=name)
+    assert _taken(compiled) - {"linear"} == {"from_weights"}
+    if place == "O2 openmp" and library.is_loaded():
+        assert ("linear", "openmp", 1, 1) in region_rows(compiled)
+
+
+def test_o0_is_eager() -> None:
+    model, x = _whole("frames")
+    with torch.no_grad():
+        assert_bit_identical(compile_at("O0", model)(x), model(x), "O0")
+
+
+def test_any_number_of_images() -> None:
+    model, _ = _whole("frames")
+    compiled = compile_at("O2", model, dynamic=True)
+    for images in (2, 9, 4):
+        hold(compiled, model, torch.randn(images, 3, 2, 6, 4), where=str(images))
+    assert "convolution" not in _taken(compiled)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_gradients(level: str) -> None:
+    model, x = _whole("frames")
+    x.requires_grad_()
+
+    def gradients(function: Any, x: torch.Tensor, model: nn.Module) -> tuple[Any, ...]:
+        wanted = (x, *model.parameters())
+        return torch.autograd.grad(function(x).square().sum(), wanted)
+
+    got = gradients(compile_at(level, model, dynamic=False), x, model)
+    exact = gradients(
+        double := in_double_module(model), x.detach().double().requires_grad_(), double
+    )
+    assert_contract(got, gradients(model, x, model), exact, level)
+
+
+def in_double_module(model: Layer) -> Layer:
+    other = Layer(3, 3, 24, (2, 6, 4), stride=(2, 6, 4), bias=False).double()
+    other.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
+    return other
+
+
+@pytest.mark.parametrize("change", ["in place", "data", "another"])
+def test_a_changed_weight_shows(change: str) -> None:
+    model, x = _whole("frames")
+    compiled = compile_at("O2", model, dynamic=False)
+    hold(compiled, model, x)
+    weight = model.layer.weight
+    with torch.no_grad():
+        if change == "in place":
+            weight.mul_(2)
+        elif change == "data":
+            weight.data = torch.randn_like(weight)
+        else:
+            model.layer.weight = nn.Parameter(torch.randn_like(weight))
+    hold(compiled, model, x, where=change)
+
+
+# --- more than one patch --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last_3d], ids=str)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_patches_of_videos(level: str, memory: torch.memory_format) -> None:
+    model = Layer(3, 3, 16, (2, 4, 4), stride=(2, 4, 4)).eval()
+    x = torch.randn(2, 3, 4, 12, 8).to(memory_format=memory)
+    with no_cached_graphs():
+        compiled = compile_at(level, model, dynamic=False)
+        hold(compiled, model, x)
+    assert "convolution" not in _taken(compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_patches_of_halves(dimensions: int, dtype: torch.dtype) -> None:
+    """Where the CPU multiplies halves."""
+    kernels()
+    model = Layer(dimensions, 32, 64, 4, stride=4).eval().to(dtype)
+    x = torch.randn(2, 32, *[48, 64][-dimensions:]).to(dtype)
+    with no_cached_graphs():
+        compiled = compile_in("O2 openmp", model, dynamic=False)
+        hold(compiled, model, x)
+    layers = library.multiplies(dtype)
+    assert ("linear" if layers else "convolution") in _taken(compiled)
+    assert ("convolution" if layers else "linear") not in _taken(compiled)
+
+
+LEFT = {
+    "a border": ((2, 3, 8, 4), {"padding": 1}, (4, 4)),
+    "groups": ((2, 4, 8, 4), {"groups": 2}, (4, 4)),
+    "gaps": ((2, 3, 8, 2), {"dilation": 3}, (4, 4)),
+    "patches that overlap": ((3, 3, 8, 4), {"stride": 2}, (4, 8, 8)),
+    "pixels left over": ((3, 3, 8, 4), {"stride": 4}, (4, 8, 9)),
+    "single pixels": ((2, 3, 8, 1), {}, (1, 1)),
+    "patches of float32 images": ((2, 3, 8, 4), {"stride": 4}, (8, 8)),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_stays_a_convolution(case: str) -> None:
+    kernels()
+    sizes, settings, image = LEFT[case]
+    model = Layer(*sizes, **settings).eval()
+    with no_cached_graphs():
+        compiled = compile_at("O2", model, dynamic=False)
+        hold(compiled, model, torch.randn(2, sizes[1], *image), where=case)
+    assert _taken(compiled) <= {"convolution"}  # small ones are nobody's region
+
+
+def test_who_lets_products_lose_bits_has_not_said_so_of_convolutions() -> None:
+    model, x = _whole("frames")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.no_grad():
+            got = compile_at("O2", model, dynamic=False)(x)
+            assert_contract(got, model(x), in_double(model, x), "medium")
+    finally:
+        torch.set_float32_matmul_precision(before)
