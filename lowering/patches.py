@@ -3,8 +3,9 @@
 Where its kernel is as large as the image, there is one patch, and nothing is moved: Qwen2-VL and
 its family cut videos into such images ahead of the graph; the last layer of many critics, and of
 classifiers that became convolutions, is another. Torch's libraries go through them as through
-images of a single pixel. Else the stride is as large as the kernel, as transformers read images and
-videos.
+images of a single pixel: 256 images of 3x2x14x14 to 1280 channels take 31 ms, as a layer 5, in
+bfloat16 125 and 1.1. In videos the stride is as large as the kernel: VideoMAE's patches of 16
+images take 28 and 24, in bfloat16 22 and 4 (a core of a Xeon with AMX, torch 2.13).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from lowering.attention_in_four import method
 from lowering.contract import Request
 from lowering.graphs import same_sizes
 from lowering.levels import Level
-from lowering.native import library
 from lowering.regions.calls import arguments, has_transforms, name_of, value_of
 
 _DIMENSIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
@@ -50,44 +50,26 @@ def write_as_linear(request: Request) -> bool:
     if request.level < Level.O1:
         return False
     parts = [part for part in request.graph.modules() if isinstance(part, fx.GraphModule)]
-    written = [_write_all(part, request) for part in parts if not has_transforms(part.graph)]
+    written = [_write_all(part) for part in parts if not has_transforms(part.graph)]
     return any(written)
 
 
-def _write_all(part: fx.GraphModule, request: Request) -> bool:
+def _write_all(part: fx.GraphModule) -> bool:
     found = [patches for node in part.graph.nodes if (patches := _patches(node)) is not None]
-    worth = [patches for patches in found if _is_worth_it(patches, request)]
-    for patches in worth:
+    for patches in found:
         _write(part.graph, patches)
-    if worth:
+    if found:
         part.recompile()
-    return bool(worth)
-
-
-def _is_worth_it(found: _Patches, request: Request) -> bool:
-    """Measured on a core of a Xeon with AMX, torch 2.13, in milliseconds, as convolution and linear
-    layer: 256 images of 3x2x14x14 at once to 1280 channels 31 and 5 (bfloat16 125 and 1.1), patches
-    of a video of 16 images for VideoMAE 28 and 24 (22 and 4), of ViT's image in bfloat16 0.79 and
-    0.34. ViT's in float32 take as long as our convolution."""
-    dtype = value_of(found.node).dtype
-    if dtype is torch.float32 and not _multiplies_floats_as_such():
-        return False
-    if found.is_whole_image or len(found.kernel) == 3:
-        return True
-    halves = dtype in (torch.bfloat16, torch.float16) and library.is_loaded()
-    ours = halves and request.level >= Level.O2 and not request.training
-    return ours and library.multiplies(dtype)
+    return bool(found)
 
 
 def _multiplies_floats_as_such() -> bool:
     """Who lets products of matrices lose bits has not said so of convolutions."""
     try:
         return torch.get_float32_matmul_precision() == "highest"
-    except (
-        RuntimeError
-    ):  # it was said with an interface of torch 2.9 or later, which is asked itself
-        products, convolutions = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
-        return bool(products.fp32_precision == convolutions.fp32_precision)
+    except RuntimeError:  # it was said with the interface of torch 2.9 and later
+        of_onednn: Any = torch.backends.mkldnn
+        return bool(of_onednn.matmul.fp32_precision == of_onednn.conv.fp32_precision)
 
 
 def _patches(node: fx.Node) -> _Patches | None:
@@ -105,16 +87,15 @@ def _patches(node: fx.Node) -> _Patches | None:
     counts = _counts(image.shape[2:], weight.shape[2:], given["stride"])
     if counts is None or math.prod(weight.shape[2:]) == 1 or not _can_lie_so(whole):
         return None  # single pixels are computed with what is around them
+    if whole.dtype is torch.float32 and not _multiplies_floats_as_such():
+        return None
     kernel = [int(size) for size in weight.shape[2:]]
     return _Patches(node, given["input"], given["weight"], given["bias"], counts, kernel)
 
 
 def _is_plain(given: dict[str, Any]) -> bool:
-    without_edge = given["padding"] == "valid" or _each(given["padding"], 1) in (
-        [0],
-        [0] * 2,
-        [0] * 3,
-    )
+    padding = given["padding"]
+    without_edge = padding == "valid" or all(one == 0 for one in _each(padding, 1))
     return without_edge and all(one == 1 for one in _each(given["dilation"], 1))
 
 
@@ -123,9 +104,12 @@ def _each(given: Any, dimensions: int) -> list[Any]:
 
 
 def _counts(image: Sequence[Any], kernel: Sequence[Any], stride: Any) -> list[int] | None:
-    """None where patches overlap, have gaps, or pixels are left over."""
+    """None where patches overlap, have gaps, or pixels are left over; and in images, where kernels
+    of convolutions take as long."""
     if same_sizes(image, kernel):
         return [1] * len(kernel)
+    if len(kernel) < 3:
+        return None
     strides = _each(stride, len(kernel))
     if not all(isinstance(size, int) for size in (*image, *kernel, *strides)):
         return None

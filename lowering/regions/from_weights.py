@@ -223,10 +223,11 @@ def _is_weight(node: fx.Node) -> bool:
 def _is_matrix_of_kernel(node: fx.Node, value: torch.Tensor) -> bool:
     """The rows of a weight of more dimensions, read as a layer's weight: kept, for it costs nothing
     and can be packed then."""
-    kernel = value_of(node.args[0]) if name_of(node) in _ROWS else None
+    source: Any = node.args[0] if node.args else None
+    kernel = value_of(source) if name_of(node) in _ROWS else None
     return (
         kernel is not None
-        and node.args[0].op == "placeholder"
+        and source.op == "placeholder"
         and value.dim() == 2 < kernel.dim()
         and value.is_contiguous()
         and writing.storage(value) == writing.storage(kernel)
