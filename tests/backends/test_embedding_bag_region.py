@@ -80,6 +80,7 @@ SPELLINGS = {
 CASES = [(name, mode) for name, (_, modes) in SPELLINGS.items() for mode in modes]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_spellings(name: str, mode: str, dtype: torch.dtype) -> None:

@@ -48,6 +48,7 @@ def _taken(compiled: Any) -> set[str]:
     return {region for region, *_ in region_rows(compiled)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("place", ["O1 mkldnn", "O2 openmp"])
 @pytest.mark.parametrize("name", WHOLE)
