@@ -170,7 +170,8 @@ class _Values:
         even the weights can be, inference tensors, which nobody packs in vain."""
         inference = any(weight.is_inference() for weight in weights)
         with torch.inference_mode(inference), torch.no_grad(), _no_stale_casts():
-            values = self._compute(*weights)
+            # Detached: what is kept may be a view, and a view keeps what it is of alive.
+            values = self._compute(*[weight.detach() for weight in weights])
             return tuple(map(_as_planned, values, self._layouts))
 
 

@@ -27,6 +27,7 @@ from lowering.regions.calls import arguments, has_transforms, name_of, value_of
 
 _DIMENSIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 
@@ -55,16 +56,20 @@ def write_as_linear(request: Request) -> bool:
 
 
 def _write_all(part: fx.GraphModule) -> bool:
-    found = [patches for node in part.graph.nodes if (patches := _patches(node)) is not None]
-    for patches in found:
-        _write(part.graph, patches)
-    if found:
+    written = False
+    for node in list(part.graph.nodes):  # one may read another one's result
+        if (found := _patches(node)) is not None:
+            _write(part.graph, found)
+            written = True
+    if written:
         part.recompile()
-    return bool(found)
+    return written
 
 
-def _multiplies_floats_as_such() -> bool:
-    """Who lets products of matrices lose bits has not said so of convolutions."""
+def _is_as_exact(dtype: torch.dtype) -> bool:
+    """Who lets products of float32 lose bits has not said so of convolutions."""
+    if dtype is not torch.float32:
+        return True
     try:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # it was said with the interface of torch 2.9 and later
@@ -84,12 +89,14 @@ def _patches(node: fx.Node) -> _Patches | None:
         return None
     if not image.device.type == weight.device.type == "cpu" or not _is_plain(given):
         return None
-    counts = _counts(image.shape[2:], weight.shape[2:], given["stride"])
-    if counts is None or math.prod(weight.shape[2:]) == 1 or not _can_lie_so(whole):
-        return None  # single pixels are computed with what is around them
-    if whole.dtype is torch.float32 and not _multiplies_floats_as_such():
+    if whole.dtype not in _DTYPES or not _is_as_exact(whole.dtype):
         return None
-    kernel = [int(size) for size in weight.shape[2:]]
+    if not all(isinstance(size, int) and size > 0 for size in weight.shape):
+        return None
+    kernel = weight.shape[2:]
+    counts = _counts(image.shape[2:], kernel, given["stride"])
+    if counts is None or math.prod(kernel) == 1 or not _can_lie_so(whole):
+        return None  # single pixels are computed with what is around them
     return _Patches(node, given["input"], given["weight"], given["bias"], counts, kernel)
 
 
@@ -111,7 +118,7 @@ def _counts(image: Sequence[Any], kernel: Sequence[Any], stride: Any) -> list[in
     if len(kernel) < 3:
         return None
     strides = _each(stride, len(kernel))
-    if not all(isinstance(size, int) for size in (*image, *kernel, *strides)):
+    if not all(isinstance(size, int) for size in (*image, *strides)):
         return None
     if len(strides) == 1:  # a list of one stands for all
         strides *= len(kernel)

@@ -17,8 +17,7 @@ constexpr double kNumbersPerThread = 1 << 14;
 constexpr int64_t kSharesPerThread = 4;
 
 struct Described {
-  at::TensorList tables;
-  std::vector<Tensor> numbers, begins, factors;  // in one piece
+  std::vector<Tensor> tables, numbers, begins, factors;  // in one piece
   at::IntArrayRef padding;
   bool mean;
   int64_t bags, width;  // of all tables beside each other
@@ -101,10 +100,9 @@ void check(at::TensorList tables, at::TensorList numbers, at::TensorList begins,
               count, " tables of embedding bags have numbers of ", numbers.size(), ", bags of ",
               begins.size(), ", factors of ", factors.size(), ", padding of ", padding.size());
   for (size_t i = 0; i < count; i++) {
-    TORCH_CHECK(tables[i].dim() == 2 && tables[i].is_contiguous() &&
-                    tables[i].scalar_type() == tables[0].scalar_type(),
-                "table ", i, " of embedding bags is ", tables[i].sizes(), " of ",
-                tables[i].scalar_type(), "; it is to be in one piece, as the others");
+    TORCH_CHECK(tables[i].dim() == 2 && tables[i].scalar_type() == tables[0].scalar_type(), "table ",
+                i, " of embedding bags is ", tables[i].sizes(), " of ", tables[i].scalar_type(),
+                ", the first one is ", tables[0].sizes(), " of ", tables[0].scalar_type());
     TORCH_CHECK(numbers[i].dim() == 1 && begins[i].dim() == 1 &&
                     begins[i].size(0) == begins[0].size(0),
                 "the bags of table ", i, " are ", begins[i].sizes(), " of numbers of ",
@@ -119,7 +117,7 @@ Tensor embedding_bags(at::TensorList tables, at::TensorList numbers, at::TensorL
                       at::TensorList factors, at::IntArrayRef padding, bool mean, bool with_end) {
   check(tables, numbers, begins, factors, padding);
   const at::ScalarType type = tables[0].scalar_type();
-  Described d{tables, in_one_piece(numbers, at::kLong), in_one_piece(begins, at::kLong),
+  Described d{in_one_piece(tables, type), in_one_piece(numbers, at::kLong), in_one_piece(begins, at::kLong),
               in_one_piece(factors, type), padding, mean, 0, 0};
   for (size_t i = 0; i < tables.size(); i++) {
     check_begins(d.begins[i], d.numbers[i].numel());

@@ -121,6 +121,8 @@ def _bags(node: fx.Node) -> Bags | None:
 def _is_readable(bags: Bags) -> bool:
     table, numbers, begins = (n.meta["val"] for n in (bags.table, bags.numbers, bags.begins))
     _, width = table.shape
+    if bags.factors is not None and bags.factors.meta["val"].dtype != table.dtype:
+        return False
     return (
         isinstance(width, int)
         and same_sizes(table.stride(), (width, 1))

@@ -154,6 +154,30 @@ def test_what_is_left_to_torch(reason: str) -> None:
     assert "embedding_bag" not in {region for region, *_ in region_rows(compiled)}
 
 
+def test_a_table_that_is_computed_lies_as_its_maker_likes() -> None:
+    def read(turned: Tensor, numbers: Tensor, begins: Tensor) -> Tensor:
+        table = (turned.t() * 2).contiguous()
+        return functional.embedding_bag(numbers, table, begins, mode="sum") * 3
+
+    given = (torch.randn(16, ROWS), *_numbers())
+    compiled = compile_at("O2", read, dynamic=False)
+    exact = read(given[0].double(), *given[1:])
+    assert_contract(compiled(*given), read(*given), exact, "turned")
+    assert_regions(compiled, ("embedding_bag", "openmp", 1, 1))
+
+
+def test_factors_of_another_dtype_are_an_error_as_in_eager() -> None:
+    def weighed(table: Tensor, numbers: Tensor, begins: Tensor, factors: Tensor) -> Tensor:
+        return functional.embedding_bag(
+            numbers, table, begins, mode="sum", per_sample_weights=factors
+        )
+
+    given = (torch.randn(ROWS, 8), *_numbers(), torch.ones(23, dtype=torch.float64))
+    for function in (weighed, compile_at("O2", weighed, dynamic=False)):
+        with pytest.raises((RuntimeError, torch._dynamo.exc.TorchRuntimeError), match="same type"):
+            function(*given)
+
+
 @pytest.mark.parametrize("wrong", ["too large", "negative", "order"])
 def test_wrong_numbers_are_an_error_as_in_eager(wrong: str) -> None:
     model = Tables(SPELLINGS["bags"][0]).eval()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from tests.support.compiling import compile_at
 from tests.support.modules import in_double
 from tests.support.numerics import assert_bit_identical, assert_contract
 from tests.support.regions import compile_in, hold, kernels, no_cached_graphs, region_rows
-from tests.support.reports import fallbacks_of
+from tests.support.reports import fallbacks_of, graph_reports
 
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 WHOLE = {
@@ -87,16 +90,9 @@ def test_gradients(level: str) -> None:
         return torch.autograd.grad(function(x).square().sum(), wanted)
 
     got = gradients(compile_at(level, model, dynamic=False), x, model)
-    exact = gradients(
-        double := in_double_module(model), x.detach().double().requires_grad_(), double
-    )
+    double = copy.deepcopy(model).double()
+    exact = gradients(double, x.detach().double().requires_grad_(), double)
     assert_contract(got, gradients(model, x, model), exact, level)
-
-
-def in_double_module(model: Layer) -> Layer:
-    other = Layer(3, 3, 24, (2, 6, 4), stride=(2, 6, 4), bias=False).double()
-    other.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
-    return other
 
 
 @pytest.mark.parametrize("change", ["in place", "data", "another"])
@@ -113,6 +109,78 @@ def test_a_changed_weight_shows(change: str) -> None:
         else:
             model.layer.weight = nn.Parameter(torch.randn_like(weight))
     hold(compiled, model, x, where=change)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_kept_rows_are_the_weights_own_memory(trained: bool) -> None:
+    """And keep no model alive."""
+    model, x = _whole("frames")
+    model.requires_grad_(trained)
+    compiled = compile_at("O2", model, dynamic=False)
+    hold(compiled, model, x)
+    (graph,) = graph_reports(compiled)
+    (row,) = [row for row in graph.as_dict()["regions"] if row["region"] == "from_weights"]
+    assert row["packed_bytes"] == 0
+    (kept,) = [one for one in gc.get_objects() if _is_view_of(one, model.layer.weight)]
+    assert kept._base is not model.layer.weight
+    gone = weakref.ref(model.layer.weight)
+    del model, compiled, kept
+    gc.collect()
+    assert gone() is None
+
+
+def _is_view_of(one: Any, weight: torch.Tensor) -> bool:
+    return (
+        type(one) is torch.Tensor
+        and one.dim() == 2
+        and one.numel() == weight.numel()
+        and one.data_ptr() == weight.data_ptr()
+    )
+
+
+def test_one_behind_another() -> None:
+    """Also where one gives the other's weight."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv3d(3, 16, 2, stride=2)
+            self.second = nn.Conv3d(16, 8, (2, 2, 3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            inner = self.first(x)
+            return self.second(inner), nn.functional.conv3d(inner, self.first(x))
+
+    model = Both().eval()
+    compiled = compile_at("O2", model, dynamic=False)
+    hold(compiled, model, torch.randn(2, 3, 4, 4, 6))
+    assert "convolution" not in _taken(compiled)
+
+
+def test_a_kernel_whose_size_changes_stays_one_graph() -> None:
+    def correlated(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv1d(x, x)
+
+    compiled = compile_at("O2", correlated, dynamic=True)
+    for size in (8, 9, 12):
+        x = torch.randn(2, 3, size)
+        assert_contract(compiled(x), correlated(x), correlated(x.double()), str(size))
+    assert len(graph_reports(compiled)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float64], ids=str)
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(2, 3, 4, 4).to(dtype), torch.randn(5, 3, 4, 4).to(dtype)
+    compiled = compile_at("O2", nn.functional.conv2d, dynamic=False)
+    own = nn.functional.conv2d(x, weight)
+    assert torch.allclose(compiled(x, weight), own, rtol=1e-4, atol=1e-4)
+    assert not fallbacks_of(compiled)
+
+
+def test_no_channels() -> None:
+    x, weight = torch.randn(2, 0, 4, 4), torch.randn(5, 0, 4, 4)
+    compiled = compile_at("O1", nn.functional.conv2d, dynamic=False)
+    assert compiled(x, weight).shape == nn.functional.conv2d(x, weight).shape
 
 
 # --- more than one patch --------------------------------------------------------------------------
