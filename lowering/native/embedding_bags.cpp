@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <atomic>
+
 #include "counters.h"
 #include "from_python.h"
 #include "tensors.h"
@@ -117,8 +119,14 @@ Tensor embedding_bags(at::TensorList tables, at::TensorList numbers, at::TensorL
                       at::TensorList factors, at::IntArrayRef padding, bool mean, bool with_end) {
   check(tables, numbers, begins, factors, padding);
   const at::ScalarType type = tables[0].scalar_type();
-  Described d{in_one_piece(tables, type), in_one_piece(numbers, at::kLong), in_one_piece(begins, at::kLong),
-              in_one_piece(factors, type), padding, mean, 0, 0};
+  Described d{in_one_piece(tables, type),
+              in_one_piece(numbers, at::kLong),
+              in_one_piece(begins, at::kLong),
+              in_one_piece(factors, type),
+              padding,
+              mean,
+              0,
+              0};
   for (size_t i = 0; i < tables.size(); i++) {
     check_begins(d.begins[i], d.numbers[i].numel());
     d.width += tables[i].size(1);

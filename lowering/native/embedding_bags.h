@@ -1,8 +1,6 @@
 // Sums and means of bags of rows of tables: how recommendation models read their tables.
 #pragma once
 
-#include <atomic>
-
 #include "elements.h"
 #include "parallel.h"
 
@@ -70,11 +68,10 @@ class Bags {
   // nobody has checked yet is no place in memory, only an address.
   const char* ahead_of(int64_t number, int64_t at) const {
     const int64_t ahead = number + kAhead < t_.numbers_count ? number + kAhead : number;
-    const uint64_t place = static_cast<uint64_t>(t_.numbers[ahead]) *
-                               static_cast<uint64_t>(t_.width) +
-                           static_cast<uint64_t>(at);
-    return reinterpret_cast<const char*>(reinterpret_cast<uint64_t>(rows_) +
-                                         place * sizeof(Element));
+    const auto row = static_cast<uint64_t>(t_.numbers[ahead]);
+    const uint64_t place = row * static_cast<uint64_t>(t_.width) + static_cast<uint64_t>(at);
+    const auto first = reinterpret_cast<uint64_t>(rows_);
+    return reinterpret_cast<const char*>(first + place * sizeof(Element));
   }
 
   // Of which the mean is; of none it is zero, whatever it is divided by.
