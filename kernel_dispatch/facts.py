@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from lowering import writing
+from lowering import sizes_in_tensors, writing
 from lowering.capability import Work
 from lowering.graphs import first_place
 
@@ -119,6 +119,8 @@ def collect(module: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts
                 continue
             name = op_name(node)
             ops[name] += 1
+            if sizes_in_tensors.has_them(node):
+                ops[sizes_in_tensors.KIND] += 1
             random |= _is_random(name, node)
             if not _is_free(name, node):
                 computing += 1

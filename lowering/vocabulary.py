@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowering import fast_paths
+from lowering import fast_paths, sizes_in_tensors
 from lowering.regions import group_norm
 
 aten = torch.ops.aten
@@ -72,14 +72,15 @@ _REGION_CALLS = frozenset(
 
 def may_hold_regions(module: fx.GraphModule) -> bool:
     """Is anything in this Dynamo graph a region, at first sight? What is not stays untraced: AOT
-    tracing itself gives a wrong pseudo-inverse of complex matrices (torch 2.13)."""
+    tracing itself gives a wrong pseudo-inverse of complex matrices (torch 2.13), and it knows no
+    number that is in a tensor."""
     nodes = [
         node
         for part in module.modules()
         if isinstance(part, fx.GraphModule)
         for node in part.graph.nodes
     ]
-    if any(_is_complex(node) for node in nodes):
+    if any(_is_complex(node) or sizes_in_tensors.has_them(node) for node in nodes):
         return False
     return any(_called(node) in _REGION_CALLS for node in nodes)
 

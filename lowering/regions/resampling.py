@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lowering import outputs
+from lowering import outputs, sizes_in_tensors
 from lowering.capability import Work
 from lowering.graphs import hint
 from lowering.regions.calls import arguments, dtype_name, has_transforms, value_of
@@ -66,7 +66,7 @@ def find(graph: fx.Graph) -> Iterator[Resampling]:
 
 def read(node: fx.Node) -> Resampling | None:
     """What a node computes now: its operands change when another region is replaced."""
-    if node.op != "call_function" or value_of(node) is None:
+    if node.op != "call_function" or value_of(node) is None or sizes_in_tensors.has_them(node):
         return None
     reader = _READERS.get(node.target)
     return reader(node) if reader is not None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lowering import machine
+from lowering import machine, sizes_in_tensors
 from lowering.capability import GRAPH, CapabilityRow
 from lowering.contract import Probe, Target
 from lowering.levels import Level
@@ -99,6 +99,7 @@ TARGET = Target(
             GRAPH,
             Level.O2,
             priority=50,
+            refused_ops=frozenset({sizes_in_tensors.KIND}),
             refused_complex_ops=_WRONG_ON_COMPLEX,
             refused_random_ops=_UNCOMPILED_WITH_GRADIENTS,
             negated=False,
