@@ -96,7 +96,11 @@ def find(graph: fx.Graph, stays: Stays) -> Iterator[EmbeddingBags]:
         if outputs.shows(bags.result):  # it has memory of its own
             together.remove(bags)
             matches.append([bags])
-    yield from (EmbeddingBags(match) for match in matches if match)
+    for match in filter(None, matches):
+        # Read once more: what one of them reads may have been the result of a match before.
+        now = [_bags(bags.result.args[0]) for bags in match]  # type: ignore[arg-type]
+        if all(now):
+            yield EmbeddingBags(now)  # type: ignore[arg-type]
 
 
 def _is_unread(together: Sequence[Bags], last: fx.Node, place: dict[fx.Node, int]) -> bool:

@@ -166,6 +166,26 @@ def test_a_table_that_is_computed_lies_as_its_maker_likes() -> None:
     assert_regions(compiled, ("embedding_bag", "openmp", 1, 1))
 
 
+@pytest.mark.parametrize("beside", [0, 2])
+def test_bags_that_are_a_table(beside: int) -> None:
+    """They are columns of one tensor by then, or a tensor of their own."""
+
+    def read(table: Tensor, others: list[Tensor], numbers: Tensor, begins: Tensor) -> Tensor:
+        first, *more = (
+            functional.embedding_bag(numbers, one, begins, mode="sum") for one in (table, *others)
+        )
+        again = functional.embedding_bag(begins % 5, first, torch.arange(2), mode="sum")
+        return torch.cat([again.flatten() * 2, *(one.flatten() for one in more)])
+
+    tables = [torch.randn(ROWS, 8) for _ in range(1 + beside)]
+    numbers = _numbers()
+    compiled = compile_at("O2", read, dynamic=False)
+    exact = read(tables[0].double(), [one.double() for one in tables[1:]], *numbers)
+    got, own = compiled(tables[0], tables[1:], *numbers), read(tables[0], tables[1:], *numbers)
+    assert_contract(got, own, exact, "a table of bags")
+    assert_regions(compiled, ("embedding_bag", "openmp", 2, 2))
+
+
 def test_factors_of_another_dtype_are_an_error_as_in_eager() -> None:
     def weighed(table: Tensor, numbers: Tensor, begins: Tensor, factors: Tensor) -> Tensor:
         return functional.embedding_bag(
